@@ -1,0 +1,1 @@
+"""What both processes know: wire messages, errors, settings, time and units. Standard library and msgspec only."""

@@ -1,0 +1,171 @@
+"""The contract between the scheduler and an engine.
+
+One scheduler serves all engines, so that batching, preemption and cancellation are written once. An engine never blocks
+for longer than one ``step``, never starts a thread that outlives ``close`` and never decides whose turn it is: it takes
+the rows it is given, in that order, as many as it has room for.
+
+A *sequence* is one stretch of speech with its own text: a segment of a file, or an utterance of a call. Its life::
+
+    open -> feed* -> finish -> (step)* -> Final        a file's segment: all audio is fed at once
+    open -> (feed | step -> Hypothesis)* -> finish -> (step)* -> Final      an utterance
+    cancel at any time; suspend at any time (the slot is given up, the next step recomputes it)
+
+After ``Final`` or ``SequenceFailed`` the sequence is closed and must not be used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import NapscribeError
+from shared.messages import Capabilities, Lane
+
+Audio = npt.NDArray[np.float32]
+"""Mono at 16 kHz, shape ``(samples,)``, nominally within [-1, 1]."""
+
+Report = Callable[[str, float], None]
+"""``report(phase, fraction)``: a sign of life while loading; each call moves the stall deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    id: str
+    """Unique in this worker; appears in the flight recorder while a step works on it."""
+    lane: Lane
+    language: str = ""
+    """ISO 639-1 code; empty for automatic."""
+    prompt: str = ""
+    keywords: tuple[str, ...] = ()
+    temperature: float = 0.0
+    prefix: str = ""
+    """Text that was emitted already and stays; the engine goes on after it. Only where ``accepts_prefix``."""
+    words: bool = False
+    logprobs: bool = False
+    partials: bool = False
+    """Somebody reads hypotheses before the final; an engine need not produce any otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordTime:
+    """A word with its place, seconds from the start of the sequence's audio."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """What the engine would say now; replaces the one before. ``text`` includes the prefix."""
+
+    sequence: EngineSequence
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The text of the whole sequence, prefix included."""
+
+    sequence: EngineSequence
+    text: str
+    language: str = ""
+    """ISO 639-1 code, empty if the engine does not know."""
+    words: tuple[WordTime, ...] = ()
+    avg_logprob: float | None = None
+    logprobs: tuple[tuple[str, float], ...] = ()
+    finish_reason: str = "stop"
+    """``stop``; ``repetition`` or ``length`` when the engine ended a run-away: then ``text`` is what was good."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailed:
+    """This row alone failed; its neighbours go on."""
+
+    sequence: EngineSequence
+    error: NapscribeError
+
+
+EngineEvent = Hypothesis | Final | SequenceFailed
+
+
+class EngineSequence(Protocol):
+    """An engine's handle of a sequence. Opaque but for these."""
+
+    @property
+    def request(self) -> SequenceRequest: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step would do something for it now (new audio at its cadence, an unfinished decode)."""
+        ...
+
+
+class Engine(Protocol):
+    """See the module. Every method is called from one thread, the scheduler's."""
+
+    def load(self, report: Report) -> Capabilities:
+        """Load and warm up. Raises ModelLoadFailed with a hint that a person can follow."""
+        ...
+
+    def open(self, request: SequenceRequest) -> EngineSequence:
+        """A new sequence without audio. Costs nothing on the device."""
+        ...
+
+    def feed(self, sequence: EngineSequence, audio: Audio) -> None:
+        """Append audio. The engine may keep the array; the caller does not write to it again."""
+        ...
+
+    def finish(self, sequence: EngineSequence) -> None:
+        """No more audio follows; a later step produces the ``Final``."""
+        ...
+
+    def suspend(self, sequence: EngineSequence) -> None:
+        """Give up whatever the sequence holds on the device. Nothing already emitted changes."""
+        ...
+
+    def step(self, rows: Sequence[EngineSequence], deadline_ns: int) -> list[EngineEvent]:
+        """One bounded piece of work (at most ``max_step_s``) for as many of ``rows``, in order, as there is room for.
+
+        ``deadline_ns`` (CLOCK_MONOTONIC) is when the first row wants an answer: a hint, never a promise.
+        """
+        ...
+
+    def cancel(self, sequence: EngineSequence) -> None:
+        """Forget it; no event of it follows."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+@dataclass(slots=True)
+class BufferedSequence:
+    """Audio and flags that most engines need of a sequence."""
+
+    request: SequenceRequest
+    chunks: list[Audio] = field(default_factory=list)
+    length: int = 0
+    """Samples fed so far."""
+    finished: bool = False
+    decoded: int = 0
+    """Samples that the last hypothesis has heard."""
+
+    @property
+    def ready(self) -> bool:
+        return self.finished
+
+    def append(self, audio: Audio) -> None:
+        self.chunks.append(audio)
+        self.length += len(audio)
+
+    def audio(self) -> Audio:
+        """All of it, as one array; joins the chunks once."""
+        if len(self.chunks) != 1:
+            self.chunks = [np.concatenate(self.chunks) if self.chunks else np.zeros(0, np.float32)]
+        return self.chunks[0]
