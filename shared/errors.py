@@ -18,7 +18,9 @@ NapscribeError
 │   ├── QueueTimeout      503  queue_timeout
 │   ├── SpoolFull         503  spool_full
 │   ├── ShuttingDown      503  shutting_down
-│   └── WorkerUnavailable 503  worker_unavailable       it does not start, or is in cooldown
+│   ├── WorkerUnavailable 503  worker_unavailable       it does not start, or is in cooldown
+│   ├── WorkerGone        503  worker_gone              it left between two messages
+│   └── ChannelFull       503  channel_full             it does not read its messages
 ├── WorkFailed            the request was taken and could not be finished
 │   ├── WorkerCrashed     500  worker_crashed           this input ended the worker twice
 │   ├── ModelLoadFailed   503  model_load_failed
@@ -136,6 +138,14 @@ class ShuttingDown(Busy):
 
 class WorkerUnavailable(Busy):
     code = "worker_unavailable"
+
+
+class WorkerGone(Busy):
+    code = "worker_gone"
+
+
+class ChannelFull(Busy):
+    code = "channel_full"
 
 
 class WorkFailed(NapscribeError):

@@ -55,6 +55,8 @@ class FileOptions(msgspec.Struct, frozen=True, array_like=True):
     temperature: float = 0.0
     words: bool = False
     logprobs: bool = False
+    deltas: bool = False
+    """Somebody reads along: send the words of a segment while it is still being decoded, where the engine can."""
     raw: RawAudio | None = None
     max_seconds: float = 0.0
     """Bound on decoded audio, seconds."""
@@ -189,8 +191,6 @@ class FileDone(Message, frozen=True, tag="file_done"):
     duration_samples: int
     language: str
     timings: FileTimings
-    redone_samples: int = 0
-    """Audio before ``base_sample`` that had to be recognised again; the engine never sees a sample twice unless this counts it."""
 
 
 class Failed(Message, frozen=True, tag="failed"):
@@ -207,6 +207,8 @@ class Pong(Message, frozen=True, tag="pong"):
     sequence: int
     step_age_ns: int
     """How long the running step of the engine has been running; 0 between steps."""
+    audio_age_ns: int
+    """The same of the thread that decodes and segments."""
     preemptions: int = 0
     steps: int = 0
     queued: dict[Lane, int] = {}

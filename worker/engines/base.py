@@ -48,6 +48,8 @@ class SequenceRequest:
     logprobs: bool = False
     partials: bool = False
     """Somebody reads hypotheses before the final; an engine need not produce any otherwise."""
+    base_sample: int = 0
+    """Where the sequence's first sample stands in the recording or call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""The composition root: the only module that knows all the others. Builds them in order and takes them down in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from granian.constants import Interfaces
+from granian.server.embed import Server
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from gateway.auth import AuthMiddleware, KeyRing
+from gateway.channel import Channel
+from gateway.context import RequestContext
+from gateway.dispatch import Dispatcher
+from gateway.errors_http import exception_handlers
+from gateway.lifecycle import Phase, Policy
+from gateway.model import ServedModel, served_model
+from gateway.private_folder import PrivateFolder
+from gateway.reclaim import Reclaimer
+from gateway.spool import Spool
+from gateway.status import Status
+from gateway.supervisor import Supervisor, worker_command
+from gateway.transcriptions import Limits, Transcriptions
+from shared import journal
+from shared.errors import NapscribeError, ProtocolError, ShuttingDown
+from shared.journal import log
+from shared.messages import Delta, Event, Failed, FileDone, SegmentDone
+from shared.settings import Settings
+
+MIB = 1024 * 1024
+CLOSE_SECONDS = 10.0
+"""Answers on their way when the server stops get so long to leave."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running gateway without its listening socket."""
+
+    app: Starlette
+    model: ServedModel
+    supervisor: Supervisor
+    dispatcher: Dispatcher
+
+
+@asynccontextmanager
+async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
+    """Everything but the HTTP server. On leaving, the worker is stopped and reaped and the folders are removed."""
+    journal.bind(process="gateway", pid=os.getpid())
+    model = served_model(settings.model)
+    with (
+        PrivateFolder(settings.runtime_dir, "napscribe-run-") as runtime,
+        contextlib.closing(Spool(settings.spool_dir, settings.spool_mb * MIB)) as spool,
+    ):
+        spool.sweep()
+        if spool.warning:
+            log("spool", level="warning", warning=spool.warning)
+        channel = Channel(runtime.path, lambda event, _payload: route(event), lambda *about: garbage(*about))
+        dispatcher = Dispatcher(channel, settings.max_queue, settings.queue_seconds)
+        reclaimer = Reclaimer(lambda: supervisor.phase in {Phase.STOPPED, Phase.COOLDOWN})
+        command = worker_command(channel, model.spec, settings.threads, settings.worker)
+        policy = Policy(settings.idle_seconds, settings.start_stall_seconds, settings.stop_seconds)
+        supervisor = Supervisor(policy, channel, runtime.path, command, dispatcher, reclaimer.worker_gone)
+        dispatcher.supervisor = supervisor
+
+        def route(event: Event) -> None:
+            if isinstance(event, Delta | SegmentDone | FileDone | Failed):
+                dispatcher.handle(event)
+            else:
+                supervisor.handle(event)
+
+        def garbage(generation: int, error: ProtocolError) -> None:
+            supervisor.garbage(generation, error)
+
+        app = _application(settings, model, supervisor, dispatcher, spool, reclaimer)
+        try:
+            yield Gateway(app, model, supervisor, dispatcher)
+        finally:
+            dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
+            await supervisor.aclose()
+            reclaimer.close()
+            channel.close()
+
+
+def _application(
+    settings: Settings,
+    model: ServedModel,
+    supervisor: Supervisor,
+    dispatcher: Dispatcher,
+    spool: Spool,
+    reclaimer: Reclaimer,
+) -> Starlette:
+    limits = Limits(settings.max_upload_mb * MIB, settings.max_audio_seconds)
+    doors = [
+        *Status(supervisor, dispatcher, model, lambda: spool.used_bytes).routes(),
+        *Transcriptions(supervisor, dispatcher, spool, model, limits).routes(),
+    ]
+    middleware = [
+        Middleware(RequestContext, seen=reclaimer.request_seen),
+        Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys)),
+    ]
+    return Starlette(routes=doors, middleware=middleware, exception_handlers=exception_handlers())
+
+
+async def serve(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT. Raises OSError if the address is taken."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with gateway(settings) as running:
+        server = Server(
+            running.app,
+            address=settings.host,
+            port=settings.port,
+            interface=Interfaces.ASGINL,
+            log_enabled=False,
+            backlog=1024,
+        )
+        serving = asyncio.ensure_future(server.serve())
+        stopping = asyncio.ensure_future(stop.wait())
+        _announce(settings, running.model)
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            stopping.cancel()
+            await serving
+            return
+        log("stopping")
+        running.dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
+        server.stop()
+        with contextlib.suppress(asyncio.TimeoutError, NapscribeError):
+            await asyncio.wait_for(serving, CLOSE_SECONDS)
+
+
+def _announce(settings: Settings, model: ServedModel) -> None:
+    log("serving", address=f"http://{settings.host}:{settings.port}", model=model.id)
+    if settings.host not in {"127.0.0.1", "::1", "localhost"} and not settings.api_keys:
+        log(
+            "open to the network",
+            level="warning",
+            warning=f"Listening on {settings.host} without keys: anybody who reaches it can use it. Set NAPSCRIBE_API_KEYS.",
+        )

@@ -1,0 +1,130 @@
+"""``napscribe``: serve, or use a running server from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from shared.settings import Settings, SettingsError, load
+from shared.version import __version__
+
+if TYPE_CHECKING:
+    import httpx  # imported when first used: the server does not need it
+
+Files = dict[str, tuple[str, IO[bytes]]]
+
+EXIT_USAGE = 2
+EXIT_FAILED = 1
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+
+
+def main() -> int:
+    """Entry point of the console script; returns the exit code."""
+    arguments = _parser().parse_args()
+    code: int = arguments.run(arguments)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="napscribe", description="A speech-to-text server that sleeps.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run the server; settings come from NAPSCRIBE_* variables")
+    serve.set_defaults(run=_serve)
+    transcribe = commands.add_parser("transcribe", help="send a recording to a running server and print its transcript")
+    transcribe.add_argument("file", type=Path)
+    transcribe.add_argument("--server", default=DEFAULT_SERVER, help=f"default {DEFAULT_SERVER}")
+    transcribe.add_argument("--format", default="text", choices=["text", "json", "verbose_json", "srt", "vtt"])
+    transcribe.add_argument("--language", default="", help="such as en; automatic if left out")
+    transcribe.add_argument("--stream", action="store_true", help="print the words as they come")
+    transcribe.set_defaults(run=_transcribe)
+    return parser
+
+
+def _serve(_arguments: argparse.Namespace) -> int:
+    try:
+        settings = load(os.environ)
+    except SettingsError as error:
+        print(f"napscribe: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    from gateway.app import serve
+
+    _greet(settings)
+    try:
+        asyncio.run(serve(settings))
+    except OSError as error:
+        print(f"napscribe: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _greet(settings: Settings) -> None:
+    host = "127.0.0.1" if settings.host in {"0.0.0.0", "::"} else settings.host
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
+    url = f"http://{host}:{settings.port}"
+    print(f"Napscribe {__version__} on {url} — try:", file=sys.stderr)
+    print(f"  curl{key} {url}/v1/audio/transcriptions -F file=@recording.wav", file=sys.stderr, flush=True)
+
+
+def _transcribe(arguments: argparse.Namespace) -> int:
+    import httpx
+
+    key = os.environ.get("NAPSCRIBE_API_KEYS", "").split(",")[0].strip()
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    fields = {"response_format": arguments.format, "language": arguments.language}
+    url = f"{arguments.server.rstrip('/')}/v1/audio/transcriptions"
+    try:
+        with (
+            arguments.file.open("rb") as recording,
+            httpx.Client(headers=headers, timeout=httpx.Timeout(30, read=None)) as client,
+        ):
+            files = {"file": (arguments.file.name, recording)}
+            return _print_stream(client, url, fields, files) if arguments.stream else _print(client, url, fields, files)
+    except (httpx.HTTPError, OSError) as error:
+        print(f"napscribe: {error or type(error).__name__}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _print(client: httpx.Client, url: str, fields: dict[str, str], files: Files) -> int:
+    response = client.post(url, data=fields, files=files)
+    if response.is_error:
+        return _complain(response)
+    sys.stdout.write(response.text if response.text.endswith("\n") else response.text + "\n")
+    return 0
+
+
+def _print_stream(client: httpx.Client, url: str, fields: dict[str, str], files: Files) -> int:
+    import msgspec
+
+    with client.stream("POST", url, data={**fields, "stream": "true"}, files=files) as response:
+        if response.is_error:
+            response.read()
+            return _complain(response)
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = msgspec.json.decode(line[6:])
+            if "error" in event:
+                print(f"\nnapscribe: {event['error']['message']}", file=sys.stderr)
+                return EXIT_FAILED
+            sys.stdout.write(event.get("delta", ""))
+            sys.stdout.flush()
+    sys.stdout.write("\n")
+    return 0
+
+
+def _complain(response: httpx.Response) -> int:
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:500]
+    print(f"napscribe: {response.status_code}: {message}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""A response of server-sent events that notices when its reader leaves, and answers with a plain error while it still can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.sse import error_event, with_keep_alive
+from shared.errors import NapscribeError
+
+KEEP_ALIVE_SECONDS = 5.0
+PEEK_SECONDS = 1.0
+"""How long a stream waits for its first event before it commits to status 200: a bad file gets its 4xx."""
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream(Response):
+    """Sends ``frames`` as they come, comments in between; ``leave`` is awaited at the end, whatever the end is."""
+
+    def __init__(
+        self, frames: AsyncIterator[bytes], keep_alive: Callable[[], bytes], leave: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__()
+        self._frames = frames
+        self._keep_alive = keep_alive
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises the NapscribeError of the first frame, before anything is sent."""
+        sender = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                await sender
+        finally:
+            await settle(sender, gone)
+            await self._leave()
+
+    async def _send_all(self, send: Send) -> None:
+        first = asyncio.ensure_future(_next(self._frames))
+        try:
+            await asyncio.wait({first}, timeout=PEEK_SECONDS)
+            if first.done():
+                first.result()
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async for frame in with_keep_alive(_chain(first, self._frames), KEEP_ALIVE_SECONDS, self._keep_alive):
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await settle(first)
+
+
+async def _next(frames: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(frames, None)
+
+
+async def _chain(first: asyncio.Future[bytes | None], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """All frames; an error in their midst becomes the last one."""
+    try:
+        head = await first
+        if head is None:
+            return
+        yield head
+        async for frame in rest:
+            yield frame
+    except NapscribeError as error:
+        yield error_event(error)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the peer has gone. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def settle(*tasks: asyncio.Future[object]) -> None:
+    """Cancel what still runs and wait for it; its outcome is of no interest any more."""
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,198 @@
+"""``POST /v1/audio/transcriptions`` and ``/translations``: parse, queue, wait, render; or stream as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.dispatch import Dispatcher
+from gateway.event_stream import EventStream, disconnected, settle
+from gateway.file_job import FileJob
+from gateway.form import TranscriptionRequest, parse_request, resolve_model
+from gateway.model import ServedModel
+from gateway.render import Transcript, render, separator
+from gateway.spool import Spool, SpoolFile
+from gateway.sse import comment, delta_event, done_event, finished
+from gateway.supervisor import Lease, Supervisor
+from gateway.upload import receive_form
+from shared.errors import Cancelled, Unsupported
+from shared.journal import log
+from shared.messages import FileOptions, Lane, SegmentDone
+
+INTERACTIVE_BYTES = 1024 * 1024
+"""An upload up to this size is short (33 s as 16 kHz WAV) and goes before batches."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_upload_bytes: int
+    max_audio_seconds: float
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """One request and all that must be given back at its end."""
+
+    request: TranscriptionRequest
+    job: FileJob
+    lease: Lease
+    file: SpoolFile
+
+
+class Transcriptions:
+    """The OpenAI doors for files."""
+
+    def __init__(
+        self, supervisor: Supervisor, dispatcher: Dispatcher, spool: Spool, model: ServedModel, limits: Limits
+    ) -> None:
+        self._supervisor = supervisor
+        self._dispatcher = dispatcher
+        self._spool = spool
+        self._model = model
+        self._limits = limits
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/audio/transcriptions", self.transcribe, methods=["POST"]),
+            Route("/v1/audio/transcriptions/stream", self.stream, methods=["POST"]),
+            Route("/v1/audio/translations", self.translate, methods=["POST"]),
+        ]
+
+    async def transcribe(self, request: Request) -> Response:
+        visit = await self._admit(request, stream=None)
+        return self._stream(visit) if visit.request.stream else await self._whole(request, visit)
+
+    async def stream(self, request: Request) -> Response:
+        """The same with ``stream=true``, for clients that cannot set a field."""
+        return self._stream(await self._admit(request, stream=True))
+
+    async def translate(self, _request: Request) -> Response:
+        """No engine of ours translates; saying so beats returning the original language as if it were English."""
+        raise Unsupported(
+            f"The model {self._model.id!r} does not translate.",
+            hint="Use /v1/audio/transcriptions and translate the text.",
+        )
+
+    # ------------------------------------------------------------ in
+
+    async def _admit(self, request: Request, stream: bool | None) -> _Visit:
+        """Upload to spool, check every field, queue. Raises what is wrong, with nothing left behind."""
+        form = await receive_form(request, self._spool, max_file_bytes=self._limits.max_upload_bytes)
+        try:
+            parsed = parse_request(form, stream=stream)
+            resolve_model(parsed.model, self._model.id)
+            lane = Lane.INTERACTIVE if parsed.stream or form.file.size <= INTERACTIVE_BYTES else Lane.BATCH
+            job = FileJob(request.state.request_id, lane, form.file.path, self._options(parsed))
+            lease = self._supervisor.lease()
+            try:
+                self._dispatcher.submit(job)
+            except BaseException:
+                lease.release()
+                raise
+        except BaseException:
+            form.file.discard()
+            raise
+        return _Visit(parsed, job, lease, form.file)
+
+    def _options(self, parsed: TranscriptionRequest) -> FileOptions:
+        return FileOptions(
+            language=parsed.language,
+            prompt=parsed.prompt,
+            keywords=parsed.keywords,
+            temperature=parsed.temperature,
+            words="word" in parsed.granularities or parsed.response_format in {"srt", "vtt"},
+            logprobs=parsed.logprobs,
+            deltas=parsed.stream,
+            max_seconds=self._limits.max_audio_seconds,
+        )
+
+    async def _leave(self, visit: _Visit) -> None:
+        self._dispatcher.abandon(visit.job)
+        visit.lease.release()
+        visit.file.discard()
+
+    # ------------------------------------------------------------ out
+
+    async def _whole(self, request: Request, visit: _Visit) -> Response:
+        """Everything at once, unless the caller leaves first."""
+        job = visit.job
+        work = asyncio.ensure_future(job.result())
+        gone = asyncio.ensure_future(disconnected(request.receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise Cancelled("The caller left.")
+            await work
+        finally:
+            await settle(work, gone)
+            request.state.timings.update(stage_times(job))
+            await self._leave(visit)
+        body, content_type = render(self._transcript(visit), visit.request)
+        return Response(body, headers={"content-type": content_type, **restart_headers(job)})
+
+    def _transcript(self, visit: _Visit) -> Transcript:
+        done = visit.job.done
+        assert done is not None
+        return Transcript(
+            language=done.language,
+            duration_samples=done.duration_samples,
+            segments=tuple(visit.job.segments),
+            word_times=self._supervisor.word_times,
+        )
+
+    def _stream(self, visit: _Visit) -> Response:
+        return EventStream(self._events(visit), self._keep_alive, lambda: self._leave(visit))
+
+    async def _events(self, visit: _Visit) -> AsyncIterator[bytes]:
+        """SSE frames. The done text is what was sent, so that both are the same by construction."""
+        sent: list[str] = []
+        async for text in follow(visit.job):
+            sent.append(text)
+            yield delta_event(text)
+        assert visit.job.done is not None
+        yield done_event("".join(sent), visit.job.done.duration_samples, visit.job.done.language)
+        yield finished()
+
+    def _keep_alive(self) -> bytes:
+        return comment(self._supervisor.starting())
+
+
+async def follow(job: FileJob) -> AsyncIterator[str]:
+    """Append-only pieces of the job's text, separators included."""
+    text = ""
+    segment = ""
+    async for item in job.progress():
+        piece = item.text if isinstance(item, SegmentDone) else segment + item
+        if not piece.startswith(segment):
+            log("a segment's text left its deltas", level="error", request_id=job.request_id)
+            piece = segment
+        new = piece[len(segment) :]
+        if new:
+            lead = "" if segment else separator(text, new)
+            yield lead + new
+            text += lead + new
+        segment = "" if isinstance(item, SegmentDone) else piece
+
+
+def stage_times(job: FileJob) -> dict[str, float]:
+    """Milliseconds by stage, for ``server-timing``."""
+    stages = {
+        "queue": job.queued_ns,
+        "spawn": job.spawn_ns,
+        "decode": job.timings.decode_ns,
+        "vad": job.timings.vad_ns,
+        "engine": job.timings.engine_ns,
+    }
+    return {name: ns / 1e6 for name, ns in stages.items()}
+
+
+def restart_headers(job: FileJob) -> dict[str, str]:
+    """How often the worker had to be replaced under this request, and how many segments were done twice; absent for none."""
+    if not job.restarts:
+        return {}
+    return {"x-worker-restarts": str(job.restarts), "x-redone-segments": str(job.redone_segments)}

@@ -1,0 +1,203 @@
+"""The environment, read once at start into one frozen struct; every value checked, every unknown name refused."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+PREFIX = "NAPSCRIBE_"
+
+
+class SettingsError(ValueError):
+    """The environment says something that cannot be meant. The message names the variable and what it takes."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Units stand in the names: ``_seconds``, ``_mb`` (MiB)."""
+
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    model: str
+    idle_seconds: float
+    spool_dir: Path
+    spool_mb: int
+    max_upload_mb: int
+    max_audio_seconds: float
+    max_queue: int
+    queue_seconds: float
+    start_stall_seconds: float
+    stop_seconds: float
+    threads: int
+    runtime_dir: Path
+    worker: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table in the README."""
+
+    field: str
+    default: str
+    help: str
+    parse: Callable[[str], Any]
+    takes: str
+
+    @property
+    def name(self) -> str:
+        return PREFIX + self.field.upper()
+
+
+def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], Any]:
+    def parse(text: str) -> int | float:
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return parse
+
+
+def _text(text: str) -> str:
+    if not text or text != text.strip() or not text.isprintable():
+        raise ValueError
+    return text
+
+
+def _any_text(text: str) -> str:
+    return text
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(key.strip() for key in text.split(",") if key.strip())
+
+
+def _folder(default: str) -> Callable[[str], Path]:
+    def parse(text: str) -> Path:
+        return Path(text or default).expanduser().absolute()
+
+    return parse
+
+
+def _row(field: str, default: str, help: str, parse: Callable[[str], Any], takes: str) -> Setting:  # noqa: A002
+    return Setting(field, default, help, parse, takes)
+
+
+TABLE: tuple[Setting, ...] = (
+    _row("host", "127.0.0.1", "Address to listen on.", _text, "an address"),
+    _row("port", "8000", "Port to listen on.", _number(int, 1, 65535), "1 to 65535"),
+    _row("api_keys", "", "Comma list of keys; empty leaves every door open.", _keys, "keys separated by commas"),
+    _row(
+        "model",
+        "auto",
+        "`auto`, `embedded`, a hub id or a folder. `auto` is Qwen3-ASR-1.7B where CUDA is, else `embedded`.",
+        _text,
+        "a model",
+    ),
+    _row(
+        "idle_seconds",
+        "300",
+        "The worker leaves this long after its last job.",
+        _number(float, 0, 1e9),
+        "seconds, 0 or more",
+    ),
+    _row(
+        "spool_dir",
+        "",
+        "Folder for uploads in progress; empty is `napscribe` under the system's folder for temporary files. Not a tmpfs.",
+        _folder(tempfile.gettempdir() + "/napscribe"),
+        "a folder",
+    ),
+    _row(
+        "spool_mb",
+        "8192",
+        "Quota of all uploads in progress together, MiB.",
+        _number(int, 1, 1 << 30),
+        "MiB, 1 or more",
+    ),
+    _row("max_upload_mb", "2048", "Largest single upload, MiB.", _number(int, 1, 1 << 30), "MiB, 1 or more"),
+    _row(
+        "max_audio_seconds",
+        "21600",
+        "Longest recording, decoded.",
+        _number(float, 1, 1e7),
+        "seconds, 1 or more",
+    ),
+    _row(
+        "max_queue",
+        "64",
+        "Requests that wait in each lane; one more gets 429.",
+        _number(int, 1, 100_000),
+        "1 to 100000",
+    ),
+    _row(
+        "queue_seconds",
+        "900",
+        "Longest wait in a lane before 503.",
+        _number(float, 1, 1e6),
+        "seconds, 1 or more",
+    ),
+    _row(
+        "start_stall_seconds",
+        "120",
+        "A starting worker that shows no progress for this long is killed.",
+        _number(float, 0.1, 1e5),
+        "seconds, 0.1 or more",
+    ),
+    _row(
+        "stop_seconds",
+        "5",
+        "Grace between a stop command, SIGTERM and SIGKILL.",
+        _number(float, 0.05, 600),
+        "seconds, 0.05 to 600",
+    ),
+    _row("threads", "0", "CPU threads of the engine; 0 is one per core.", _number(int, 0, 1024), "0 to 1024"),
+    _row(
+        "runtime_dir",
+        "",
+        "Parent of the private folder with the sockets; empty is the system's folder for temporary files.",
+        _folder(tempfile.gettempdir()),
+        "a folder",
+    ),
+    _row(
+        "worker",
+        "",
+        "Command line of another worker, for tests and adapters; empty is ours.",
+        _any_text,
+        "a command line",
+    ),
+)
+
+
+def load(environ: Mapping[str, str]) -> Settings:
+    """Settings from the environment. Raises SettingsError for an unknown ``NAPSCRIBE_*`` name or a value out of range."""
+    known = {setting.name: setting for setting in TABLE}
+    for name in environ:
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f" Did you mean {close[0]}?" if close else f" Known: {', '.join(known)}."
+            raise SettingsError(f"Unknown setting {name}.{hint}")
+    values = {setting.field: _value(setting, environ) for setting in TABLE}
+    return Settings(**values)
+
+
+def _value(setting: Setting, environ: Mapping[str, str]) -> Any:
+    text = environ.get(setting.name, setting.default).strip()
+    if not text:
+        text = setting.default
+    try:
+        return setting.parse(text)
+    except ValueError:
+        raise SettingsError(f"{setting.name}={text!r} does not fit: it takes {setting.takes}.") from None
+
+
+def readme_table() -> str:
+    """The table of the README, as Markdown."""
+    rows = [f"| `{s.name}` | {f'`{s.default}`' if s.default else ''} | {s.help} |" for s in TABLE]
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])

@@ -1,0 +1,134 @@
+"""The seam without HTTP: real channel, supervisor and dispatcher on this loop, a real worker process at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.channel import Channel
+from gateway.dispatch import Dispatcher
+from gateway.file_job import FileJob
+from gateway.lifecycle import Phase, Policy
+from gateway.private_folder import PrivateFolder
+from gateway.supervisor import Lease, Supervisor, worker_command
+from shared.messages import Delta, Event, Failed, FileDone, FileOptions, Lane, SegmentDone
+
+FAST = Policy(idle_s=60, start_stall_s=10, stop_s=0.3, cooldown_s=0.05, cooldown_max_s=0.2)
+
+
+@dataclass
+class Seam:
+    channel: Channel
+    supervisor: Supervisor
+    dispatcher: Dispatcher
+    folder: Path
+    trace: Path
+    events: list[Event] = field(default_factory=list)
+    reclaims: int = 0
+    jobs: int = 0
+
+    def submit(self, segments: int = 3, lane: Lane = Lane.BATCH, prompt: str = "") -> tuple[FileJob, Lease]:
+        """Queue a "recording" of so many segments (see tests/fakes/worker.py)."""
+        self.jobs += 1
+        path = self.folder / f"recording-{self.jobs}"
+        path.write_bytes(bytes(1000 * segments))
+        job = FileJob(f"r{self.jobs}", lane, path, FileOptions(prompt=prompt))
+        lease = self.supervisor.lease()
+        self.dispatcher.submit(job)
+        return job, lease
+
+    async def transcribe(self, segments: int = 3, lane: Lane = Lane.BATCH, prompt: str = "") -> list[str]:
+        """Texts of a job's segments. Raises its error."""
+        job, lease = self.submit(segments, lane, prompt)
+        with lease:
+            await job.result()
+        return [segment.text for segment in job.segments]
+
+    def steps(self) -> list[tuple[int, str, int]]:
+        """What workers began: generation, request, segment."""
+        if not self.trace.exists():
+            return []
+        rows = (line.split() for line in self.trace.read_text().splitlines())
+        return [(int(generation), request, int(index)) for generation, request, index in rows]
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Poll a condition of the outside world (processes, files), bounded."""
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
+        assert condition(), what
+
+    async def phase(self, phase: Phase) -> None:
+        await self.until(lambda: self.supervisor.phase is phase, f"phase {phase}")
+
+    @property
+    def pid(self) -> int:
+        pid = self.supervisor.report()["pid"]
+        assert isinstance(pid, int)
+        return pid
+
+
+StartSeam = Callable[..., Awaitable[Seam]]
+
+
+@pytest.fixture
+async def seam(tmp_path: Path) -> AsyncIterator[StartSeam]:
+    """``await seam("--die-after 2", policy=…)``: a seam whose workers are fakes with those flags."""
+    running: list[object] = []
+
+    async def start(flags: str = "", policy: Policy = FAST, queue_seconds: float = 60, max_queue: int = 100) -> Seam:
+        context = _seam(tmp_path, flags, policy, queue_seconds, max_queue)
+        seam = await context.__aenter__()
+        running.append(context)
+        return seam
+
+    yield start
+    for context in running:
+        await context.__aexit__(None, None, None)  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def _seam(
+    tmp_path: Path, flags: str, policy: Policy, queue_seconds: float, max_queue: int
+) -> AsyncIterator[Seam]:
+    trace = tmp_path / "trace"
+    fake = f"{shlex.quote(sys.executable)} -m tests.fakes.worker --trace {trace} {flags}"
+    with PrivateFolder(Path("/tmp"), "napscribe-test-") as private:
+
+        def route(event: Event, _payload: object) -> None:
+            seam.events.append(event)
+            if isinstance(event, Delta | SegmentDone | FileDone | Failed):
+                seam.dispatcher.handle(event)
+            else:
+                seam.supervisor.handle(event)
+
+        def reclaim() -> None:
+            seam.reclaims += 1
+
+        channel = Channel(private.path, route, lambda *about: seam.supervisor.garbage(*about))
+        dispatcher = Dispatcher(channel, max_queue, queue_seconds)
+        command = worker_command(channel, "fake", 0, fake)
+        supervisor = Supervisor(policy, channel, private.path, command, dispatcher, reclaim)
+        dispatcher.supervisor = supervisor
+        seam = Seam(channel, supervisor, dispatcher, tmp_path, trace)
+        try:
+            yield seam
+        finally:
+            await asyncio.wait_for(supervisor.aclose(), 10)
+            channel.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

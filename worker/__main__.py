@@ -1,0 +1,134 @@
+"""The worker process: ``python -P -m worker --data … --control … --generation N --parent PID --recorder FILE --model M``.
+
+Spawned by the gateway, never by hand. Exit codes: 0 asked to leave, 3 the model cannot be loaded (a ``Fatal`` event has
+said why), anything else is a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared import journal
+from shared.errors import NapscribeError
+from shared.messages import Capabilities, Fatal, Lane, Pong, Progress, Ready
+from shared.recorder import Recorder
+from worker.guard import die_with
+from worker.inbox import Bell, Inbox
+
+if TYPE_CHECKING:
+    from worker.scheduler import Scheduler
+
+EXIT_BUG = 1
+EXIT_LOAD_FAILED = 3
+FILE_JOBS_AHEAD = 2
+"""Batch jobs in the worker beyond those that the engine works on at once: their audio is decoded meanwhile."""
+
+
+class WorkerProcess:
+    """Puts the parts together; ``run`` is the scheduler's thread."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._generation: int = arguments.generation
+        self._recorder = Recorder(Path(arguments.recorder))
+        self._bell = Bell()
+        self._scheduler: Scheduler | None = None
+        self._feeder_age = lambda: 0
+        self._inbox = Inbox(arguments.data, arguments.control, self._generation, self._bell, self._pong)
+
+    def run(self) -> int:
+        self._inbox.start()
+        try:
+            scheduler = self._load()
+        except NapscribeError as error:
+            self._inbox.emit(Fatal(self._generation, error.code, error.message, error.hint, error.retryable))
+            self._inbox.drain(2)
+            return EXIT_LOAD_FAILED
+        self._scheduler = scheduler
+        while not scheduler.stopped:
+            for command, _payload in self._inbox.take():
+                scheduler.handle(command)
+            if not scheduler.turn():
+                self._bell.wait()
+        return 0
+
+    def _load(self) -> Scheduler:
+        """Load engine and voice activity detection side by side, then say ready. Raises ModelLoadFailed."""
+        from worker.engines import registry
+        from worker.feeder import Feeder, read_ahead
+        from worker.scheduler import Scheduler
+        from worker.segments import SegmentPolicy
+
+        self._report("imported", 0.0)
+        engine = registry.create(self._arguments.model, self._arguments.threads)
+        feeder = Feeder(self._bell, self._recorder)
+        feeder.start()
+        capabilities = engine.load(self._report)
+        feeder.configure(SegmentPolicy.for_engine(capabilities.max_segment_s), read_ahead(capabilities.max_batch))
+        feeder.wait_loaded()
+        self._feeder_age = feeder.age_ns
+        self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
+        return Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
+
+    def _report(self, phase: str, fraction: float) -> None:
+        self._inbox.emit(Progress(self._generation, phase, fraction))
+
+    def _pong(self, sequence: int) -> Pong:
+        scheduler = self._scheduler
+        if scheduler is None:
+            return Pong(self._generation, sequence, 0, 0)
+        return Pong(
+            self._generation,
+            sequence,
+            step_age_ns=scheduler.step_age_ns(),
+            audio_age_ns=self._feeder_age(),
+            preemptions=scheduler.preemptions,
+            steps=scheduler.steps,
+            queued=scheduler.queued(),
+        )
+
+
+def _credits(capabilities: Capabilities) -> dict[Lane, int]:
+    files = capabilities.max_batch + FILE_JOBS_AHEAD
+    return {Lane.LIVE: capabilities.max_live, Lane.INTERACTIVE: files, Lane.BATCH: files}
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="worker", description="Spawned by the Napscribe gateway.")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--control", required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--recorder", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--threads", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    arguments = _parse(sys.argv[1:])
+    die_with(arguments.parent)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    journal.bind(process="worker", generation=arguments.generation, pid=os.getpid())
+    began = time.monotonic()
+    try:
+        code = WorkerProcess(arguments).run()
+    except BaseException:
+        traceback.print_exc()
+        code = EXIT_BUG
+    journal.log("leaving", code=code, lived_s=round(time.monotonic() - began, 3))
+    # Native libraries may hang in their destructors; nothing of ours is left to be saved.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
