@@ -15,11 +15,11 @@ from granian.server.embed import Server
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from gateway.auth import AuthMiddleware, KeyRing
+from gateway.auth import Guard, KeyRing
 from gateway.channel import Channel
 from gateway.context import RequestContext
 from gateway.dispatch import Dispatcher
-from gateway.errors_http import exception_handlers
+from gateway.errors_http import HANDLERS, ErrorBoundary
 from gateway.lifecycle import Phase, Policy
 from gateway.model import ServedModel, served_model
 from gateway.private_folder import PrivateFolder
@@ -103,9 +103,10 @@ def _application(
     ]
     middleware = [
         Middleware(RequestContext, seen=reclaimer.request_seen),
-        Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys)),
+        Middleware(ErrorBoundary),
+        Middleware(Guard, keys=KeyRing(settings.api_keys)),
     ]
-    return Starlette(routes=doors, middleware=middleware, exception_handlers=exception_handlers())
+    return Starlette(routes=doors, middleware=middleware, exception_handlers=HANDLERS)
 
 
 async def serve(settings: Settings) -> None:
@@ -133,7 +134,7 @@ async def serve(settings: Settings) -> None:
             return
         log("stopping")
         running.dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
-        server.stop()
+        server.stop()  # type: ignore[no-untyped-call]
         with contextlib.suppress(asyncio.TimeoutError, NapscribeError):
             await asyncio.wait_for(serving, CLOSE_SECONDS)
 

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.sse import error_event, with_keep_alive
+from gateway import sse
 from shared.errors import NapscribeError
 
-KEEP_ALIVE_SECONDS = 5.0
 PEEK_SECONDS = 1.0
 """How long a stream waits for its first event before it commits to status 200: a bad file gets its 4xx."""
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+KEEP_ALIVE_SECONDS = 5.0
 
 
 class EventStream(Response):
     """Sends ``frames`` as they come, comments in between; ``leave`` is awaited at the end, whatever the end is."""
 
     def __init__(
-        self, frames: AsyncIterator[bytes], keep_alive: Callable[[], bytes], leave: Callable[[], Awaitable[None]]
+        self, frames: AsyncGenerator[bytes, None], waiting: Callable[[], str], leave: Callable[[], Awaitable[None]]
     ) -> None:
-        super().__init__()
+        """``waiting()``: what the reader waits for, said in the comments."""
+        super().__init__(headers={"content-type": sse.CONTENT_TYPE, **sse.HEADERS})
+        del self.headers["content-length"]
         self._frames = frames
-        self._keep_alive = keep_alive
+        self._waiting = waiting
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,19 +49,20 @@ class EventStream(Response):
             await asyncio.wait({first}, timeout=PEEK_SECONDS)
             if first.done():
                 first.result()
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            async for frame in with_keep_alive(_chain(first, self._frames), KEEP_ALIVE_SECONDS, self._keep_alive):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            frames = _chain(first, self._frames)
+            async for frame in sse.with_keepalive(frames, seconds=KEEP_ALIVE_SECONDS, text=self._waiting):
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await settle(first)
 
 
-async def _next(frames: AsyncIterator[bytes]) -> bytes | None:
+async def _next(frames: AsyncGenerator[bytes, None]) -> bytes | None:
     return await anext(frames, None)
 
 
-async def _chain(first: asyncio.Future[bytes | None], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _chain(first: asyncio.Future[bytes | None], rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """All frames; an error in their midst becomes the last one."""
     try:
         head = await first
@@ -73,7 +72,7 @@ async def _chain(first: asyncio.Future[bytes | None], rest: AsyncIterator[bytes]
         async for frame in rest:
             yield frame
     except NapscribeError as error:
-        yield error_event(error)
+        yield sse.error(error)
 
 
 async def disconnected(receive: Receive) -> None:
@@ -82,7 +81,7 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def settle(*tasks: asyncio.Future[object]) -> None:
+async def settle(*tasks: asyncio.Future[Any]) -> None:
     """Cancel what still runs and wait for it; its outcome is of no interest any more."""
     for task in tasks:
         task.cancel()

@@ -24,7 +24,7 @@ class FileJob:
         self.path = path
         self.options = options
         self.segments: list[SegmentDone] = []
-        self.open_deltas: list[str] = []
+        self.open_deltas: list[Delta] = []
         """Words of the open segment that have been handed out."""
         self.done: FileDone | None = None
         self.error: NapscribeError | None = None
@@ -60,14 +60,14 @@ class FileJob:
             options=self.options,
             base_sample=base,
             next_index=len(self.segments),
-            prefix="".join(self.open_deltas),
+            prefix="".join(delta.text for delta in self.open_deltas),
         )
 
     def take(self, event: Delta | SegmentDone | FileDone) -> None:
         """Keep what the worker has done."""
         match event:
-            case Delta(text=text):
-                self.open_deltas.append(text)
+            case Delta():
+                self.open_deltas.append(event)
             case SegmentDone():
                 self.segments.append(event)
                 self.open_deltas = []
@@ -91,8 +91,8 @@ class FileJob:
         assert self.done is not None
         return self.done
 
-    async def progress(self) -> AsyncIterator[SegmentDone | str]:
-        """What is new, in order: words of the open segment (str), then the segment itself. Raises the job's error."""
+    async def progress(self) -> AsyncIterator[Delta | SegmentDone]:
+        """What is new, in order: words of the open segment, then the segment itself. Raises the job's error."""
         seen, words = 0, 0
         while True:
             while seen < len(self.segments):

@@ -373,13 +373,16 @@ class Supervisor:
             self._end(generation, max(1, self._state.hardness))
         how = await process.wait()
         self._process = None
-        fatal = self._fatal
+        fatal: Fatal | None = self._last_fatal()
         if fatal is None and self._state.phase is not Phase.CLOSED and not self._state.asked:
             log("worker's last words", level="error", about=generation, exit=how, stderr=list(process.tail)[-12:])
         reason = fatal.message if fatal else f"the worker ended: {how}"
         self.post(lifecycle.Exited(generation, reason, retry=fatal is None or fatal.retry))
         with contextlib.suppress(OSError):
             self._recorder_path(generation).unlink()
+
+    def _last_fatal(self) -> Fatal | None:
+        return self._fatal
 
     def _end(self, generation: int, hardness: int) -> None:
         process = self._process

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway import sse
 from gateway.dispatch import Dispatcher
 from gateway.event_stream import EventStream, disconnected, settle
 from gateway.file_job import FileJob
 from gateway.form import TranscriptionRequest, parse_request, resolve_model
 from gateway.model import ServedModel
-from gateway.render import Transcript, render, separator
+from gateway.render import languages, rendered, token_logprobs, usage
 from gateway.spool import Spool, SpoolFile
-from gateway.sse import comment, delta_event, done_event, finished
 from gateway.supervisor import Lease, Supervisor
+from gateway.transcript import TextStream, Transcript
 from gateway.upload import receive_form
 from shared.errors import Cancelled, Unsupported
-from shared.journal import log
-from shared.messages import FileOptions, Lane, SegmentDone
+from shared.messages import Delta, FileOptions, Lane
+from shared.pcm import seconds
 
 INTERACTIVE_BYTES = 1024 * 1024
 """An upload up to this size is short (33 s as 16 kHz WAV) and goes before batches."""
@@ -84,7 +86,7 @@ class Transcriptions:
         """Upload to spool, check every field, queue. Raises what is wrong, with nothing left behind."""
         form = await receive_form(request, self._spool, max_file_bytes=self._limits.max_upload_bytes)
         try:
-            parsed = parse_request(form, stream=stream)
+            parsed = parse_request(form.fields, stream=stream)
             resolve_model(parsed.model, self._model.id)
             lane = Lane.INTERACTIVE if parsed.stream or form.file.size <= INTERACTIVE_BYTES else Lane.BATCH
             job = FileJob(request.state.request_id, lane, form.file.path, self._options(parsed))
@@ -100,16 +102,8 @@ class Transcriptions:
         return _Visit(parsed, job, lease, form.file)
 
     def _options(self, parsed: TranscriptionRequest) -> FileOptions:
-        return FileOptions(
-            language=parsed.language,
-            prompt=parsed.prompt,
-            keywords=parsed.keywords,
-            temperature=parsed.temperature,
-            words="word" in parsed.granularities or parsed.response_format in {"srt", "vtt"},
-            logprobs=parsed.logprobs,
-            deltas=parsed.stream,
-            max_seconds=self._limits.max_audio_seconds,
-        )
+        options = parsed.file_options(max_seconds=self._limits.max_audio_seconds)
+        return msgspec.structs.replace(options, deltas=parsed.stream)
 
     async def _leave(self, visit: _Visit) -> None:
         self._dispatcher.abandon(visit.job)
@@ -132,51 +126,48 @@ class Transcriptions:
             await settle(work, gone)
             request.state.timings.update(stage_times(job))
             await self._leave(visit)
-        body, content_type = render(self._transcript(visit), visit.request)
+        wanted = visit.request
+        body, content_type = await rendered(
+            self._transcript(job),
+            wanted.response_format,
+            granularities=wanted.granularities,
+            logprobs=wanted.logprobs,
+            temperature=wanted.temperature,
+        )
         return Response(body, headers={"content-type": content_type, **restart_headers(job)})
 
-    def _transcript(self, visit: _Visit) -> Transcript:
-        done = visit.job.done
+    def _transcript(self, job: FileJob) -> Transcript:
+        done = job.done
         assert done is not None
         return Transcript(
+            segments=tuple(job.segments),
+            duration=seconds(done.duration_samples),
             language=done.language,
-            duration_samples=done.duration_samples,
-            segments=tuple(visit.job.segments),
             word_times=self._supervisor.word_times,
         )
 
     def _stream(self, visit: _Visit) -> Response:
-        return EventStream(self._events(visit), self._keep_alive, lambda: self._leave(visit))
+        return EventStream(self._frames(visit), self._supervisor.starting, lambda: self._leave(visit))
 
-    async def _events(self, visit: _Visit) -> AsyncIterator[bytes]:
-        """SSE frames. The done text is what was sent, so that both are the same by construction."""
-        sent: list[str] = []
-        async for text in follow(visit.job):
-            sent.append(text)
-            yield delta_event(text)
-        assert visit.job.done is not None
-        yield done_event("".join(sent), visit.job.done.duration_samples, visit.job.done.language)
-        yield finished()
-
-    def _keep_alive(self) -> bytes:
-        return comment(self._supervisor.starting())
-
-
-async def follow(job: FileJob) -> AsyncIterator[str]:
-    """Append-only pieces of the job's text, separators included."""
-    text = ""
-    segment = ""
-    async for item in job.progress():
-        piece = item.text if isinstance(item, SegmentDone) else segment + item
-        if not piece.startswith(segment):
-            log("a segment's text left its deltas", level="error", request_id=job.request_id)
-            piece = segment
-        new = piece[len(segment) :]
-        if new:
-            lead = "" if segment else separator(text, new)
-            yield lead + new
-            text += lead + new
-        segment = "" if isinstance(item, SegmentDone) else piece
+    async def _frames(self, visit: _Visit) -> AsyncGenerator[bytes, None]:
+        """The done text is what was sent, so that both are the same by construction."""
+        job, stream = visit.job, TextStream()
+        logprobs = visit.request.logprobs
+        async for event in job.progress():
+            if isinstance(event, Delta):
+                piece, known = stream.delta(event), None
+            else:
+                piece, known = stream.segment(event), token_logprobs([event]) if logprobs else None
+            if piece:
+                yield sse.delta(piece, logprobs=known)
+        transcript = self._transcript(job)
+        yield sse.done(
+            stream.text,
+            usage=usage(transcript),
+            languages=languages(transcript),
+            logprobs=token_logprobs(job.segments) if logprobs else None,
+        )
+        yield sse.DONE
 
 
 def stage_times(job: FileJob) -> dict[str, float]:

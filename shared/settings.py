@@ -180,8 +180,9 @@ def load(environ: Mapping[str, str]) -> Settings:
     known = {setting.name: setting for setting in TABLE}
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {close[0]}?" if close else f" Known: {', '.join(known)}."
+            stems = [known_name.removeprefix(PREFIX) for known_name in known]
+            close = difflib.get_close_matches(name.removeprefix(PREFIX), stems, n=1)
+            hint = f" Did you mean {PREFIX}{close[0]}?" if close else f" Known: {', '.join(known)}."
             raise SettingsError(f"Unknown setting {name}.{hint}")
     values = {setting.field: _value(setting, environ) for setting in TABLE}
     return Settings(**values)

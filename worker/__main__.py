@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 EXIT_BUG = 1
 EXIT_LOAD_FAILED = 3
+AIM = 0.6
+"""Preferred length of a segment, as a share of the longest that the engine takes."""
 FILE_JOBS_AHEAD = 2
 """Batch jobs in the worker beyond those that the engine works on at once: their audio is decoded meanwhile."""
 
@@ -55,7 +57,7 @@ class WorkerProcess:
         while not scheduler.stopped:
             for command, _payload in self._inbox.take():
                 scheduler.handle(command)
-            if not scheduler.turn():
+            if not scheduler.stopped and not scheduler.turn():
                 self._bell.wait()
         return 0
 
@@ -71,7 +73,8 @@ class WorkerProcess:
         feeder = Feeder(self._bell, self._recorder)
         feeder.start()
         capabilities = engine.load(self._report)
-        feeder.configure(SegmentPolicy.for_engine(capabilities.max_segment_s), read_ahead(capabilities.max_batch))
+        policy = SegmentPolicy(aim_s=AIM * capabilities.max_segment_s, max_s=capabilities.max_segment_s)
+        feeder.configure(policy, read_ahead(capabilities.max_batch))
         feeder.wait_loaded()
         self._feeder_age = feeder.age_ns
         self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))

@@ -138,7 +138,7 @@ class Feeder:
             job.vad_ns += time.monotonic_ns() - decoded
             job.pending.extend(segments)
             job.exhausted = chunk is None
-            job.duration_samples = reader.file.position
+            job.duration_samples = reader.file.samples
         if chunk is None:
             self._close(job.id)
         if segments or chunk is None:

@@ -1,0 +1,110 @@
+"""A finished transcript, and the one rule by which the texts of its segments become one text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shared.errors import ProtocolError
+from shared.messages import Delta, SegmentDone
+
+_SPACELESS = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x3000, 0x30FF),  # CJK punctuation, kana
+    (0x31F0, 0x31FF),  # small kana
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF00, 0xFF9F),  # full width Latin and punctuation, half width kana
+    (0x20000, 0x3FFFF),  # Han, supplementary planes
+)
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """Everything that the formats of a result are made of."""
+
+    segments: tuple[SegmentDone, ...]
+    """In order; a segment may be without text."""
+    duration: float
+    """Seconds of the recording."""
+    language: str = ""
+    """ISO 639-1 code; empty if nobody knows."""
+    task: str = "transcribe"
+    """``transcribe`` or ``translate``."""
+    word_times: str = "none"
+    """How the segments' word times came about: ``exact``, ``estimated`` or ``none``."""
+
+    @property
+    def text(self) -> str:
+        """The whole text, joined at every call."""
+        return join_text(self.segments)
+
+
+class TextStream:
+    """Append-only text out of the events of one file: every piece, concatenated, is ``join_text`` of its segments."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._open = ""
+
+    @property
+    def text(self) -> str:
+        """All pieces so far, joined at every call."""
+        return "".join(self._pieces)
+
+    def delta(self, event: Delta) -> str:
+        """The piece that goes out for words of a segment that is still open; may be empty."""
+        return self._extend(event.text)
+
+    def segment(self, event: SegmentDone) -> str:
+        """The rest of a segment that is finished; empty if all of it went out as deltas.
+
+        Raises ProtocolError if the segment does not start with what went out: that cannot be taken back.
+        """
+        if not event.text.startswith(self._open):
+            raise ProtocolError(f"The text of segment {event.index} contradicts its deltas.")
+        piece = self._extend(event.text[len(self._open) :])
+        self._open = ""
+        return piece
+
+    def _extend(self, text: str) -> str:
+        if not text:
+            return ""
+        piece = text if self._open or not self._pieces else separator(self._pieces[-1], text) + text
+        self._open += text
+        self._pieces.append(piece)
+        return piece
+
+
+def join_text(segments: Iterable[SegmentDone]) -> str:
+    """The texts of the segments as one text."""
+    return "".join(joined_pieces(segments))
+
+
+def joined_pieces(segments: Iterable[SegmentDone]) -> list[str]:
+    """For every segment its text with the separator in front; concatenated, they are the whole text."""
+    pieces: list[str] = []
+    previous = ""
+    for segment in segments:
+        pieces.append(separator(previous, segment.text) + segment.text)
+        previous = segment.text or previous
+    return pieces
+
+
+def separator(previous: str, following: str) -> str:
+    """What stands between two texts: a space, or nothing where there is one or where both scripts write none.
+
+    Looks only at the last and the first character, so that it can be known from the first words of a segment.
+    """
+    if not previous or not following or previous[-1].isspace() or following[0].isspace():
+        return ""
+    return "" if is_spaceless(previous[-1]) and is_spaceless(following[0]) else " "
+
+
+def is_spaceless(char: str) -> bool:
+    """Whether a character belongs to a script that puts no spaces between words (Han, kana, Thai, …)."""
+    point = ord(char)
+    return point >= 0x0E00 and any(first <= point <= last for first, last in _SPACELESS)
