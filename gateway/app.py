@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from granian.constants import Interfaces
 from granian.server.embed import Server
@@ -29,7 +30,7 @@ from gateway.status import Status
 from gateway.supervisor import Supervisor, worker_command
 from gateway.transcriptions import Limits, Transcriptions
 from shared import journal
-from shared.errors import NapscribeError, ProtocolError, ShuttingDown
+from shared.errors import NapscribeError, ShuttingDown
 from shared.journal import log
 from shared.messages import Delta, Event, Failed, FileDone, SegmentDone
 from shared.settings import Settings
@@ -40,20 +41,19 @@ CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Gateway:
-    """A running gateway without its listening socket."""
+class Ground:
+    """What the gateway stands on: everything that touches the disk to be made, and so is made before the loop runs."""
 
-    app: Starlette
+    settings: Settings
     model: ServedModel
-    supervisor: Supervisor
-    dispatcher: Dispatcher
+    sockets: Path
+    spool: Spool
 
 
-@asynccontextmanager
-async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
-    """Everything but the HTTP server. On leaving, the worker is stopped and reaped and the folders are removed."""
+@contextmanager
+def ground(settings: Settings) -> Iterator[Ground]:
+    """Folders of this gateway, and the leftovers of dead ones swept. Raises OSError if they cannot be made."""
     journal.bind(process="gateway", pid=os.getpid())
-    model = served_model(settings.model)
     with (
         PrivateFolder(settings.runtime_dir, "napscribe-run-") as runtime,
         contextlib.closing(Spool(settings.spool_dir, settings.spool_mb * MIB)) as spool,
@@ -61,41 +61,47 @@ async def gateway(settings: Settings) -> AsyncIterator[Gateway]:
         spool.sweep()
         if spool.warning:
             log("spool", level="warning", warning=spool.warning)
-        channel = Channel(runtime.path, lambda event, _payload: route(event), lambda *about: garbage(*about))
-        dispatcher = Dispatcher(channel, settings.max_queue, settings.queue_seconds)
-        reclaimer = Reclaimer(lambda: supervisor.phase in {Phase.STOPPED, Phase.COOLDOWN})
-        command = worker_command(channel, model.spec, settings.threads, settings.worker)
-        policy = Policy(settings.idle_seconds, settings.start_stall_seconds, settings.stop_seconds)
-        supervisor = Supervisor(policy, channel, runtime.path, command, dispatcher, reclaimer.worker_gone)
-        dispatcher.supervisor = supervisor
-
-        def route(event: Event) -> None:
-            if isinstance(event, Delta | SegmentDone | FileDone | Failed):
-                dispatcher.handle(event)
-            else:
-                supervisor.handle(event)
-
-        def garbage(generation: int, error: ProtocolError) -> None:
-            supervisor.garbage(generation, error)
-
-        app = _application(settings, model, supervisor, dispatcher, spool, reclaimer)
-        try:
-            yield Gateway(app, model, supervisor, dispatcher)
-        finally:
-            dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
-            await supervisor.aclose()
-            reclaimer.close()
-            channel.close()
+        yield Ground(settings, served_model(settings.model), runtime.path, spool)
 
 
-def _application(
-    settings: Settings,
-    model: ServedModel,
-    supervisor: Supervisor,
-    dispatcher: Dispatcher,
-    spool: Spool,
-    reclaimer: Reclaimer,
-) -> Starlette:
+@dataclass(frozen=True)
+class Gateway:
+    """A running gateway without its listening socket."""
+
+    app: Starlette
+    supervisor: Supervisor
+    dispatcher: Dispatcher
+
+
+@asynccontextmanager
+async def gateway(base: Ground) -> AsyncIterator[Gateway]:
+    """Everything but the HTTP server. On leaving, the worker is stopped and reaped."""
+    settings = base.settings
+
+    def route(event: Event, _payload: object) -> None:
+        if isinstance(event, Delta | SegmentDone | FileDone | Failed):
+            dispatcher.handle(event)
+        else:
+            supervisor.handle(event)
+
+    channel = Channel(base.sockets, route, lambda *garbage: supervisor.garbage(*garbage))
+    dispatcher = Dispatcher(channel, settings.max_queue, settings.queue_seconds)
+    reclaimer = Reclaimer(lambda: supervisor.phase in {Phase.STOPPED, Phase.COOLDOWN})
+    policy = Policy(settings.idle_seconds, settings.start_stall_seconds, settings.stop_seconds)
+    command = worker_command(channel, base.model.spec, settings.threads, settings.worker)
+    supervisor = Supervisor(policy, channel, command, dispatcher, reclaimer.worker_gone)
+    dispatcher.supervisor = supervisor
+    try:
+        yield Gateway(_application(base, supervisor, dispatcher, reclaimer), supervisor, dispatcher)
+    finally:
+        dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
+        await supervisor.aclose()
+        reclaimer.close()
+        channel.close()
+
+
+def _application(base: Ground, supervisor: Supervisor, dispatcher: Dispatcher, reclaimer: Reclaimer) -> Starlette:
+    settings, spool, model = base.settings, base.spool, base.model
     limits = Limits(settings.max_upload_mb * MIB, settings.max_audio_seconds)
     doors = [
         *Status(supervisor, dispatcher, model, lambda: spool.used_bytes).routes(),
@@ -109,13 +115,14 @@ def _application(
     return Starlette(routes=doors, middleware=middleware, exception_handlers=HANDLERS)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(base: Ground) -> None:
     """Run until SIGTERM or SIGINT. Raises OSError if the address is taken."""
+    settings = base.settings
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with gateway(settings) as running:
+    async with gateway(base) as running:
         server = Server(
             running.app,
             address=settings.host,
@@ -126,7 +133,7 @@ async def serve(settings: Settings) -> None:
         )
         serving = asyncio.ensure_future(server.serve())
         stopping = asyncio.ensure_future(stop.wait())
-        _announce(settings, running.model)
+        _announce(settings, base.model)
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             stopping.cancel()

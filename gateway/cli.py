@@ -51,11 +51,12 @@ def _serve(_arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         print(f"napscribe: {error}", file=sys.stderr)
         return EXIT_USAGE
-    from gateway.app import serve
+    from gateway.app import ground, serve
 
-    _greet(settings)
     try:
-        asyncio.run(serve(settings))
+        with ground(settings) as base:
+            _greet(settings)
+            asyncio.run(serve(base))
     except OSError as error:
         print(f"napscribe: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
         return EXIT_FAILED

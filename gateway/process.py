@@ -28,8 +28,8 @@ class WorkerProcess:
         self._reader = asyncio.create_task(self._drain())
 
     @classmethod
-    async def spawn(cls, argv: Sequence[str], env: Mapping[str, str]) -> WorkerProcess:
-        """Start ``argv`` in its own session and process group. Raises OSError if it cannot be started."""
+    async def spawn(cls, argv: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]) -> WorkerProcess:
+        """Start ``argv`` in its own session and process group; it inherits ``descriptors``. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(env),
@@ -37,6 +37,7 @@ class WorkerProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            pass_fds=descriptors,
         )
         return cls(process)
 

@@ -13,14 +13,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from gateway import lifecycle
 from gateway.channel import Channel
 from gateway.lifecycle import Phase, Policy, State, Timer
 from gateway.process import WorkerProcess, resident_bytes
-from shared import recorder
 from shared.errors import ModelLoadFailed, NapscribeError, ProtocolError, WorkerUnavailable, from_code
 from shared.journal import log
 from shared.messages import (
@@ -36,6 +34,7 @@ from shared.messages import (
     Ready,
     Stop,
 )
+from shared.recorder import Recorder
 
 PULSE_SECONDS = 1.0
 MISSED_PULSES = 5
@@ -96,14 +95,12 @@ class Supervisor:
         self,
         policy: Policy,
         channel: Channel,
-        folder: Path,
-        command: Callable[[int, Path], Sequence[str]],
+        command: Callable[[int, int], Sequence[str]],
         listener: Listener,
         reclaim: Callable[[], None],
     ) -> None:
         self._policy = policy
         self._channel = channel
-        self._folder = folder
         self._command = command
         self._listener = listener
         self._reclaim = reclaim
@@ -114,6 +111,7 @@ class Supervisor:
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._process: WorkerProcess | None = None
+        self._recorder: tuple[int, Recorder | None] = (0, None)
         self._worker: Worker | None = None
         self._word_times = "none"
         self._fatal: Fatal | None = None
@@ -212,7 +210,8 @@ class Supervisor:
 
     def suspects(self, generation: int) -> dict[str, int]:
         """Requests that a dead worker was working on at its end, with the segment in hand."""
-        return recorder.read(self._recorder_path(generation))
+        known, recorder = self._recorder
+        return recorder.read() if recorder is not None and known == generation else {}
 
     def settled(self, generation: int) -> None:
         """The worker has finished something: earlier crashes are forgotten."""
@@ -362,12 +361,16 @@ class Supervisor:
         self._phase_of_start = ("", 0.0)
         self._fatal = None
         self.pong = Pong(generation, 0, 0, 0)
-        argv = self._command(generation, self._recorder_path(generation))
+        descriptor = Recorder.create()
+        self._recorder = (generation, Recorder(descriptor))
+        argv = self._command(generation, descriptor)
         try:
-            process = await WorkerProcess.spawn(argv, {**os.environ, "PYTHONSAFEPATH": "1"})
+            process = await WorkerProcess.spawn(argv, {**os.environ, "PYTHONSAFEPATH": "1"}, [descriptor])
         except OSError as error:
             self.post(lifecycle.Exited(generation, f"it cannot be started: {error}", retry=False))
             return
+        finally:
+            os.close(descriptor)
         self._process = process
         if self._state.phase in {Phase.STOPPING, Phase.CLOSED}:
             self._end(generation, max(1, self._state.hardness))
@@ -378,8 +381,7 @@ class Supervisor:
             log("worker's last words", level="error", about=generation, exit=how, stderr=list(process.tail)[-12:])
         reason = fatal.message if fatal else f"the worker ended: {how}"
         self.post(lifecycle.Exited(generation, reason, retry=fatal is None or fatal.retry))
-        with contextlib.suppress(OSError):
-            self._recorder_path(generation).unlink()
+        self._recorder = (0, None)
 
     def _last_fatal(self) -> Fatal | None:
         return self._fatal
@@ -410,19 +412,16 @@ class Supervisor:
             self._channel.control(Ping(generation, self._missed))
         self._pulse = self._loop.call_later(PULSE_SECONDS, self._beat, generation)
 
-    def _recorder_path(self, generation: int) -> Path:
-        return self._folder / f"recorder-{generation}"
 
-
-def worker_command(channel: Channel, model: str, threads: int, override: str) -> Callable[[int, Path], Sequence[str]]:
+def worker_command(channel: Channel, model: str, threads: int, override: str) -> Callable[[int, int], Sequence[str]]:
     """The argv of a generation. ``-P`` keeps the user's folder off the path: it may hold a ``worker`` of its own."""
     import shlex
 
     start = shlex.split(override) if override else [sys.executable, "-P", "-m", "worker"]
     fixed = ["--data", channel.data_address, "--control", channel.control_address, "--parent", str(os.getpid())]
 
-    def command(generation: int, recorder_path: Path) -> Sequence[str]:
-        own = ["--generation", str(generation), "--recorder", str(recorder_path)]
+    def command(generation: int, recorder: int) -> Sequence[str]:
+        own = ["--generation", str(generation), "--recorder", str(recorder)]
         return [*start, *fixed, *own, "--model", model, "--threads", str(threads)]
 
     return command

@@ -1,19 +1,21 @@
 """A flight recorder that survives SIGKILL: which requests the worker was working on when it died.
 
 A message could not say it: what a process writes to a socket in the last microseconds before a crash is lost with it.
-Shared memory is not. The worker writes into a small mapped file in the private folder; the gateway reads it when the
-worker is gone, and only requests named there are suspects.
+Shared memory is not. The gateway makes a small anonymous mapping for each generation and passes its descriptor on; the
+worker writes into it, the gateway reads its own mapping when the worker is gone, and only requests named there are
+suspects.
 """
 
 from __future__ import annotations
 
 import enum
 import mmap
+import os
 import struct
 from collections.abc import Iterable
-from pathlib import Path
 
 _SLOT_BYTES = 16 * 1024
+_SIZE = 2 * _SLOT_BYTES
 _LENGTH = struct.Struct("<I")
 
 
@@ -26,15 +28,18 @@ class Slot(enum.IntEnum):
 
 
 class Recorder:
-    """The worker's side."""
+    """One mapping, seen by both processes."""
 
-    def __init__(self, path: Path) -> None:
-        """Creates the file. Raises OSError."""
-        size = _SLOT_BYTES * len(Slot)
-        with path.open("wb") as file:
-            file.truncate(size)
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), size)
+    def __init__(self, descriptor: int) -> None:
+        """Map the memory behind a descriptor of ``Recorder.create``. Raises OSError or ValueError if it is none."""
+        self._map = mmap.mmap(descriptor, _SIZE)
+
+    @staticmethod
+    def create() -> int:
+        """A descriptor of new, empty memory; the caller closes it."""
+        descriptor = os.memfd_create("napscribe-recorder", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _SIZE)
+        return descriptor
 
     def begin(self, slot: Slot, work: Iterable[tuple[str, int]]) -> None:
         """Work on these ``(request id, segment index)`` begins now. The length is written last: a torn record reads as none."""
@@ -50,22 +55,15 @@ class Recorder:
     def close(self) -> None:
         self._map.close()
 
-
-def read(path: Path) -> dict[str, int]:
-    """Requests that were being worked on, each with the lowest segment index in hand; empty if there is no record."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return {}
-    found: dict[str, int] = {}
-    for slot in Slot:
-        start = slot * _SLOT_BYTES
-        if len(data) < start + _LENGTH.size:
-            break
-        (length,) = _LENGTH.unpack_from(data, start)
-        body = data[start + _LENGTH.size : start + _LENGTH.size + length]
-        for line in body.decode(errors="replace").split("\n"):
-            request_id, _, index = line.partition(" ")
-            if request_id and index.isdigit():
-                found[request_id] = min(int(index), found.get(request_id, int(index)))
-    return found
+    def read(self) -> dict[str, int]:
+        """Requests that are being worked on, each with the lowest segment index in hand."""
+        found: dict[str, int] = {}
+        for slot in Slot:
+            start = slot * _SLOT_BYTES
+            (length,) = _LENGTH.unpack_from(self._map, start)
+            body = self._map[start + _LENGTH.size : start + _LENGTH.size + min(length, _SLOT_BYTES - _LENGTH.size)]
+            for line in body.decode(errors="replace").split("\n"):
+                request_id, _, index = line.partition(" ")
+                if request_id and index.isdigit():
+                    found[request_id] = min(int(index), found.get(request_id, int(index)))
+        return found

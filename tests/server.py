@@ -77,8 +77,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(cwd: Path | None = None, **settings: object) -> Iterator[Server]:
-    """``with serving(idle_seconds=2) as server``: settings without their prefix; stopped and reaped in the end."""
+def serving(cwd: Path | None = None, *, script: bool = False, **settings: object) -> Iterator[Server]:
+    """``with serving(idle_seconds=2) as server``: settings without their prefix; stopped and reaped in the end.
+
+    ``script`` starts the console script as people do; otherwise the same runs with the blocking-call detector on.
+    """
+    detecting = [sys.executable, "-P", "-m", "tests.blocking", "serve"]
+    command = [str(Path(sys.executable).parent / "napscribe"), "serve"] if script else detecting
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="napscribe-test-") as name:
         folder = Path(name)
@@ -87,7 +92,7 @@ def serving(cwd: Path | None = None, **settings: object) -> Iterator[Server]:
         environment.update({f"NAPSCRIBE_{key.upper()}": str(value) for key, value in chosen.items()})
         with (folder / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
-                [str(Path(sys.executable).parent / "napscribe"), "serve"],
+                command,
                 cwd=cwd or ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The worker process: ``python -P -m worker --data … --control … --generation N --parent PID --recorder FILE --model M``.
+"""The worker process: ``python -P -m worker --data … --control … --generation N --parent PID --recorder FD --model M``.
 
 Spawned by the gateway, never by hand. Exit codes: 0 asked to leave, 3 the model cannot be loaded (a ``Fatal`` event has
 said why), anything else is a crash.
@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared import journal
@@ -39,7 +38,7 @@ class WorkerProcess:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._generation: int = arguments.generation
-        self._recorder = Recorder(Path(arguments.recorder))
+        self._recorder = Recorder(arguments.recorder)
         self._bell = Bell()
         self._scheduler: Scheduler | None = None
         self._feeder_age = lambda: 0
@@ -109,7 +108,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--control", required=True)
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--recorder", required=True)
+    parser.add_argument("--recorder", type=int, required=True, help="inherited descriptor")
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, default=0)
     return parser.parse_args(argv)

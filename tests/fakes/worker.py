@@ -47,9 +47,9 @@ from worker.guard import die_with
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("--data", "--control", "--recorder", "--model"):
+    for name in ("--data", "--control", "--model"):
         parser.add_argument(name, required=True)
-    for name in ("--generation", "--parent"):
+    for name in ("--generation", "--parent", "--recorder"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--trace", default="")
@@ -79,7 +79,7 @@ class Worker:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.bad = options.generation <= options.until
-        self.recorder = Recorder(Path(options.recorder))
+        self.recorder = Recorder(options.recorder)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.data = self._connect(options.data)
         self.control = self._connect(options.control)

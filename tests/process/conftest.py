@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,50 +80,52 @@ StartSeam = Callable[..., Awaitable[Seam]]
 
 
 @pytest.fixture
-async def seam(tmp_path: Path) -> AsyncIterator[StartSeam]:
-    """``await seam("--die-after 2", policy=…)``: a seam whose workers are fakes with those flags."""
-    running: list[object] = []
+def sockets() -> Iterator[Path]:
+    """A private folder with a short path: that of a socket is limited."""
+    with PrivateFolder(Path("/tmp"), "napscribe-test-") as private:
+        yield private.path
 
-    async def start(flags: str = "", policy: Policy = FAST, queue_seconds: float = 60, max_queue: int = 100) -> Seam:
-        context = _seam(tmp_path, flags, policy, queue_seconds, max_queue)
-        seam = await context.__aenter__()
-        running.append(context)
-        return seam
 
-    yield start
-    for context in running:
-        await context.__aexit__(None, None, None)  # type: ignore[attr-defined]
+@pytest.fixture
+async def seam(tmp_path: Path, sockets: Path) -> AsyncIterator[StartSeam]:
+    """``await seam("--die-after 2", policy=…)``: a seam whose workers are fakes with those flags. One a test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            flags: str = "", policy: Policy = FAST, queue_seconds: float = 60, max_queue: int = 100
+        ) -> Seam:
+            return await stack.enter_async_context(_seam(tmp_path, sockets, flags, policy, queue_seconds, max_queue))
+
+        yield start
 
 
 @asynccontextmanager
 async def _seam(
-    tmp_path: Path, flags: str, policy: Policy, queue_seconds: float, max_queue: int
+    tmp_path: Path, sockets: Path, flags: str, policy: Policy, queue_seconds: float, max_queue: int
 ) -> AsyncIterator[Seam]:
     trace = tmp_path / "trace"
     fake = f"{shlex.quote(sys.executable)} -m tests.fakes.worker --trace {trace} {flags}"
-    with PrivateFolder(Path("/tmp"), "napscribe-test-") as private:
 
-        def route(event: Event, _payload: object) -> None:
-            seam.events.append(event)
-            if isinstance(event, Delta | SegmentDone | FileDone | Failed):
-                seam.dispatcher.handle(event)
-            else:
-                seam.supervisor.handle(event)
+    def route(event: Event, _payload: object) -> None:
+        made.events.append(event)
+        if isinstance(event, Delta | SegmentDone | FileDone | Failed):
+            made.dispatcher.handle(event)
+        else:
+            made.supervisor.handle(event)
 
-        def reclaim() -> None:
-            seam.reclaims += 1
+    def reclaim() -> None:
+        made.reclaims += 1
 
-        channel = Channel(private.path, route, lambda *about: seam.supervisor.garbage(*about))
-        dispatcher = Dispatcher(channel, max_queue, queue_seconds)
-        command = worker_command(channel, "fake", 0, fake)
-        supervisor = Supervisor(policy, channel, private.path, command, dispatcher, reclaim)
-        dispatcher.supervisor = supervisor
-        seam = Seam(channel, supervisor, dispatcher, tmp_path, trace)
-        try:
-            yield seam
-        finally:
-            await asyncio.wait_for(supervisor.aclose(), 10)
-            channel.close()
+    channel = Channel(sockets, route, lambda *about: made.supervisor.garbage(*about))
+    dispatcher = Dispatcher(channel, max_queue, queue_seconds)
+    supervisor = Supervisor(policy, channel, worker_command(channel, "fake", 0, fake), dispatcher, reclaim)
+    dispatcher.supervisor = supervisor
+    made = Seam(channel, supervisor, dispatcher, tmp_path, trace)
+    try:
+        yield made
+    finally:
+        await asyncio.wait_for(supervisor.aclose(), 10)
+        channel.close()
 
 
 def alive(pid: int) -> bool:
