@@ -27,13 +27,15 @@ from gateway.private_folder import PrivateFolder
 from gateway.reclaim import Reclaimer
 from gateway.spool import Spool
 from gateway.status import Status
+from gateway.streams.hub import Hub
 from gateway.supervisor import Supervisor, worker_command
 from gateway.transcriptions import Limits, Transcriptions
 from shared import journal
 from shared.errors import NapscribeError, ShuttingDown
 from shared.journal import log
-from shared.messages import Delta, Event, Failed, FileDone, SegmentDone
+from shared.messages import Event, Failed, JobEvent
 from shared.settings import Settings
+from shared.streams import StreamEvent
 
 MIB = 1024 * 1024
 CLOSE_SECONDS = 10.0
@@ -79,8 +81,13 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
     settings = base.settings
 
     def route(event: Event, _payload: object) -> None:
-        if isinstance(event, Delta | SegmentDone | FileDone | Failed):
+        if isinstance(event, JobEvent):
             dispatcher.handle(event)
+        elif isinstance(event, StreamEvent):
+            hub.handle(event)
+        elif isinstance(event, Failed):
+            if not hub.handle(event):
+                dispatcher.handle(event)
         else:
             supervisor.handle(event)
 
@@ -89,8 +96,9 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
     reclaimer = Reclaimer(lambda: supervisor.phase in {Phase.STOPPED, Phase.COOLDOWN})
     policy = Policy(settings.idle_seconds, settings.start_stall_seconds, settings.stop_seconds)
     command = worker_command(channel, base.model.spec, settings.threads, settings.worker)
-    supervisor = Supervisor(policy, channel, command, dispatcher, reclaimer.worker_gone)
-    dispatcher.supervisor = supervisor
+    hub = Hub(channel, settings.idle_seconds)
+    supervisor = Supervisor(policy, channel, command, (hub, dispatcher), reclaimer.worker_gone)
+    dispatcher.supervisor = hub.supervisor = supervisor
     try:
         yield Gateway(_application(base, supervisor, dispatcher, reclaimer), supervisor, dispatcher)
     finally:

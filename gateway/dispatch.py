@@ -110,7 +110,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------ what the worker says
 
-    def handle(self, event: JobEvent) -> None:
+    def handle(self, event: JobEvent | Failed) -> None:
         """An event of a job; one of another generation or of a job that is no more is dropped."""
         worker = self._worker
         job = self._jobs.get(event.request_id)

@@ -22,13 +22,18 @@ class EventStream(Response):
     """Sends ``frames`` as they come, comments in between; ``leave`` is awaited at the end, whatever the end is."""
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], waiting: Callable[[], str], leave: Callable[[], Awaitable[None]]
+        self,
+        frames: AsyncGenerator[bytes, None],
+        waiting: Callable[[], str],
+        begin: Callable[[], None],
+        leave: Callable[[], Awaitable[None]],
     ) -> None:
-        """``waiting()``: what the reader waits for, said in the comments."""
+        """``waiting()``: what the reader waits for, said in the comments. ``begin()`` is called just before the status line."""
         super().__init__(headers={"content-type": sse.CONTENT_TYPE, **sse.HEADERS})
         del self.headers["content-length"]
         self._frames = frames
         self._waiting = waiting
+        self._begin = begin
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,6 +54,7 @@ class EventStream(Response):
             await asyncio.wait({first}, timeout=PEEK_SECONDS)
             if first.done():
                 first.result()
+            self._begin()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             frames = _chain(first, self._frames)
             async for frame in sse.with_keepalive(frames, seconds=KEEP_ALIVE_SECONDS, text=self._waiting):

@@ -96,13 +96,13 @@ class Supervisor:
         policy: Policy,
         channel: Channel,
         command: Callable[[int, int], Sequence[str]],
-        listener: Listener,
+        listeners: Sequence[Listener],
         reclaim: Callable[[], None],
     ) -> None:
         self._policy = policy
         self._channel = channel
         self._command = command
-        self._listener = listener
+        self._listeners = listeners
         self._reclaim = reclaim
         self._loop = asyncio.get_running_loop()
         self._state = State()
@@ -301,11 +301,13 @@ class Supervisor:
             case lifecycle.AnnounceReady():
                 self._announce_ready()
             case lifecycle.AnnounceStopping():
-                self._listener.worker_stopping()
+                for listener in self._listeners:
+                    listener.worker_stopping()
             case lifecycle.AnnounceLost(generation, crashed, reason):
                 self._worker = None
                 self._channel.forget(generation)
-                self._listener.worker_lost(generation, crashed=crashed, reason=reason)
+                for listener in self._listeners:
+                    listener.worker_lost(generation, crashed=crashed, reason=reason)
             case lifecycle.RefuseWaiters(reason, retry):
                 self._refuse(reason, retry)
             case lifecycle.Reclaim():
@@ -320,7 +322,8 @@ class Supervisor:
                 waiter.set_result(worker)
         self._missed = 0
         self._pulse = self._loop.call_later(PULSE_SECONDS, self._beat, worker.generation)
-        self._listener.worker_ready(worker)
+        for listener in self._listeners:
+            listener.worker_ready(worker)
 
     def _refuse(self, reason: str, retry: bool) -> None:
         error: NapscribeError
@@ -333,7 +336,8 @@ class Supervisor:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
-        self._listener.refuse_all(error)
+        for listener in self._listeners:
+            listener.refuse_all(error)
 
     def _fire(self, timer: Timer) -> None:
         self._timers.pop(timer, None)

@@ -67,11 +67,11 @@ class Transcriptions:
 
     async def transcribe(self, request: Request) -> Response:
         visit = await self._admit(request, stream=None)
-        return self._stream(visit) if visit.request.stream else await self._whole(request, visit)
+        return self._stream(request, visit) if visit.request.stream else await self._whole(request, visit)
 
     async def stream(self, request: Request) -> Response:
         """The same with ``stream=true``, for clients that cannot set a field."""
-        return self._stream(await self._admit(request, stream=True))
+        return self._stream(request, await self._admit(request, stream=True))
 
     async def translate(self, _request: Request) -> Response:
         """No engine of ours translates; saying so beats returning the original language as if it were English."""
@@ -146,8 +146,19 @@ class Transcriptions:
             word_times=self._supervisor.word_times,
         )
 
-    def _stream(self, visit: _Visit) -> Response:
-        return EventStream(self._frames(visit), self._supervisor.starting, lambda: self._leave(visit))
+    def _stream(self, request: Request, visit: _Visit) -> Response:
+        timings: dict[str, float] = request.state.timings
+
+        def begin() -> None:
+            """The status line leaves before the work is done: what is known by then."""
+            known = stage_times(visit.job)
+            timings.update(queue=known["queue"], spawn=known["spawn"])
+
+        async def leave() -> None:
+            timings.update(stage_times(visit.job))
+            await self._leave(visit)
+
+        return EventStream(self._frames(visit), self._supervisor.starting, begin, leave)
 
     async def _frames(self, visit: _Visit) -> AsyncGenerator[bytes, None]:
         """The done text is what was sent, so that both are the same by construction."""

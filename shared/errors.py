@@ -5,6 +5,8 @@ NapscribeError
 │   ├── MissingField      400  missing_field
 │   ├── EmptyAudio        400  empty_audio
 │   ├── UnsupportedAudio  415  unsupported_audio        not audio, or a codec nobody here knows
+│   ├── AudioOverrun      413  audio_overrun            live audio faster than it can be taken, for too long
+│   ├── SlowReader        400  slow_reader              a live client that does not read its transcript
 │   ├── AudioTooLong      413  audio_too_long           decoded seconds or bytes over the bound
 │   ├── UploadTooLarge    413  upload_too_large
 │   └── Unsupported       501  unsupported              a feature this engine does not have
@@ -16,6 +18,7 @@ NapscribeError
 ├── Busy                  retry later, nothing of the request was done
 │   ├── QueueFull         429  queue_full
 │   ├── QueueTimeout      503  queue_timeout
+│   ├── TooManyStreams    429  too_many_streams         live streams over what the engine can keep up with
 │   ├── SpoolFull         503  spool_full
 │   ├── ShuttingDown      503  shutting_down
 │   ├── WorkerUnavailable 503  worker_unavailable       it does not start, or is in cooldown
@@ -74,6 +77,15 @@ class UnsupportedAudio(BadRequest):
     http_status = 415
 
 
+class AudioOverrun(BadRequest):
+    code = "audio_overrun"
+    http_status = 413
+
+
+class SlowReader(BadRequest):
+    code = "slow_reader"
+
+
 class AudioTooLong(BadRequest):
     code = "audio_too_long"
     http_status = 413
@@ -121,6 +133,11 @@ class Busy(NapscribeError):
 
 class QueueFull(Busy):
     code = "queue_full"
+    http_status = 429
+
+
+class TooManyStreams(Busy):
+    code = "too_many_streams"
     http_status = 429
 
 

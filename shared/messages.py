@@ -7,42 +7,12 @@ both processes read from the same clock.
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-PROTOCOL_VERSION = 1
-"""Gateway and worker come from one installation; the number catches a half-finished upgrade."""
+from shared.streams import StreamCommand, StreamEvent
+from shared.wire import PROTOCOL_VERSION, Lane, Message, RawAudio, Word
 
-
-class Lane(enum.IntEnum):
-    """Who goes first: a lower number is served before a higher one, at every step of the engine."""
-
-    LIVE = 0
-    INTERACTIVE = 1
-    BATCH = 2
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    generation: int
-    """Number of the worker process that sends or shall receive this; a late word of a dead one is dropped."""
-
-
-class RawAudio(msgspec.Struct, frozen=True, array_like=True):
-    """Headerless audio, as the caller declared it."""
-
-    encoding: str
-    """``s16le``, ``f32le``, ``mulaw`` or ``alaw``."""
-    sample_rate: int
-    """Hz."""
-    channels: int = 1
-
-
-class Word(msgspec.Struct, frozen=True, array_like=True):
-    text: str
-    start: float
-    """Seconds from the start of the recording."""
-    end: float
+__all__ = ["PROTOCOL_VERSION", "Lane", "RawAudio", "Word"]
 
 
 class FileOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +50,7 @@ class TranscribeFile(Message, frozen=True, tag="transcribe_file"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """Drop a request at the next step. Answered by ``Failed`` with code ``cancelled``."""
+    """Drop a request or stream at the next step. Answered by ``Failed`` with code ``cancelled``."""
 
     request_id: str
 
@@ -93,7 +63,7 @@ class Stop(Message, frozen=True, tag="stop"):
     """Leave now; nothing is in flight, or nobody wants it any more."""
 
 
-Command = TranscribeFile | Cancel | Ping | Stop
+Command = TranscribeFile | StreamCommand | Cancel | Ping | Stop
 
 
 # ---------------------------------------------------------------- events
@@ -211,13 +181,13 @@ class Pong(Message, frozen=True, tag="pong"):
     """The same of the thread that decodes and segments."""
     preemptions: int = 0
     steps: int = 0
-    queued: dict[Lane, int] = {}
+    queued: dict[Lane, int] = msgspec.field(default_factory=dict)
     """Jobs in the worker by lane."""
     device_memory: int = 0
     """Bytes held on the accelerator."""
 
 
-Event = Hello | Progress | Ready | Fatal | Delta | SegmentDone | FileDone | Failed | Pong
+JobEvent = Delta | SegmentDone | FileDone
+"""Events that belong to one file."""
 
-JobEvent = Delta | SegmentDone | FileDone | Failed
-"""Events that belong to one request."""
+Event = Hello | Progress | Ready | Fatal | JobEvent | StreamEvent | Failed | Pong

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable
 
 _SLOT_BYTES = 16 * 1024
-_SIZE = 2 * _SLOT_BYTES
+_SIZE = 3 * _SLOT_BYTES
 _LENGTH = struct.Struct("<I")
 
 
@@ -25,6 +25,8 @@ class Slot(enum.IntEnum):
     ENGINE = 0
     AUDIO = 1
     """Decoding and voice activity detection: a poisonous file may end the process there too."""
+    LIVE = 2
+    """The same for live streams."""
 
 
 class Recorder:

@@ -22,6 +22,7 @@ from worker.guard import die_with
 from worker.inbox import Bell, Inbox
 
 if TYPE_CHECKING:
+    from worker.live_audio import Arrival, Happening
     from worker.scheduler import Scheduler
 
 EXIT_BUG = 1
@@ -41,7 +42,7 @@ class WorkerProcess:
         self._recorder = Recorder(arguments.recorder)
         self._bell = Bell()
         self._scheduler: Scheduler | None = None
-        self._feeder_age = lambda: 0
+        self._audio_age = lambda: 0
         self._inbox = Inbox(arguments.data, arguments.control, self._generation, self._bell, self._pong)
 
     def run(self) -> int:
@@ -54,7 +55,7 @@ class WorkerProcess:
             return EXIT_LOAD_FAILED
         self._scheduler = scheduler
         while not scheduler.stopped:
-            for command, _payload in self._inbox.take():
+            for command in self._inbox.take():
                 scheduler.handle(command)
             if not scheduler.stopped and not scheduler.turn():
                 self._bell.wait()
@@ -64,6 +65,7 @@ class WorkerProcess:
         """Load engine and voice activity detection side by side, then say ready. Raises ModelLoadFailed."""
         from worker.engines import registry
         from worker.feeder import Feeder, read_ahead
+        from worker.live_audio import LiveAudio
         from worker.scheduler import Scheduler
         from worker.segments import SegmentPolicy
 
@@ -74,10 +76,21 @@ class WorkerProcess:
         capabilities = engine.load(self._report)
         policy = SegmentPolicy(aim_s=AIM * capabilities.max_segment_s, max_s=capabilities.max_segment_s)
         feeder.configure(policy, read_ahead(capabilities.max_batch))
-        feeder.wait_loaded()
-        self._feeder_age = feeder.age_ns
-        self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
-        return Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
+        vad = feeder.wait_loaded()
+        emit = self._inbox.emit
+        scheduler = Scheduler(engine, capabilities, self._generation, emit, feeder, self._recorder)
+
+        def tell(request_id: str, happening: Happening, arrival: Arrival | None) -> None:
+            scheduler.tell(request_id, happening, arrival)
+            self._bell.ring()
+
+        ears = LiveAudio(self._generation, emit, tell, vad, capabilities.max_segment_s, self._recorder)
+        scheduler.connect(ears.final_said)
+        ears.start()
+        self._inbox.hear(ears.give)
+        self._audio_age = lambda: max(feeder.age_ns(), ears.age_ns())
+        emit(Ready(self._generation, capabilities, _credits(capabilities)))
+        return scheduler
 
     def _report(self, phase: str, fraction: float) -> None:
         self._inbox.emit(Progress(self._generation, phase, fraction))
@@ -90,7 +103,7 @@ class WorkerProcess:
             self._generation,
             sequence,
             step_age_ns=scheduler.step_age_ns(),
-            audio_age_ns=self._feeder_age(),
+            audio_age_ns=self._audio_age(),
             preemptions=scheduler.preemptions,
             steps=scheduler.steps,
             queued=scheduler.queued(),

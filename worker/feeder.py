@@ -55,14 +55,15 @@ class Feeder:
         """Start the thread; it loads its model first."""
         self._thread.start()
 
-    def wait_loaded(self) -> None:
-        """Wait for the voice activity model. Raises ModelLoadFailed."""
+    def wait_loaded(self) -> SileroVad:
+        """Wait for the voice activity model, which live audio shares. Raises ModelLoadFailed."""
         self._loaded.wait()
-        if self._load_error is not None:
+        if self._load_error is not None or self._vad is None:
             raise ModelLoadFailed(
                 f"Voice activity detection cannot be loaded: {self._load_error}",
                 hint="Install the server again: pip install 'napscribe[embedded]'.",
             )
+        return self._vad
 
     def configure(self, policy: SegmentPolicy, ahead: int) -> None:
         """Once, before the first job. ``ahead``: segments of one file that may wait for the engine."""

@@ -80,6 +80,14 @@ class FileJob:
         with self.lock:
             return self.pending.popleft() if self.pending else None
 
+    def rows(self) -> list[tuple[EngineSequence, int]]:
+        """Sequences that want a step, in the order of the recording."""
+        return [(e.sequence, index) for index, e in self.open.items() if e.final is None and e.sequence.ready]
+
+    def stepped(self, _index: int, _began_ns: int, took_ns: int) -> None:
+        """A step worked on a segment of it."""
+        self.engine_ns += took_ns
+
     def sequence_request(self, segment: Segment) -> SequenceRequest:
         options = self.command.options
         return SequenceRequest(

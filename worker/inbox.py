@@ -18,6 +18,7 @@ from shared.codec import Buffer, decode_command, encode
 from shared.errors import ProtocolError
 from shared.journal import log
 from shared.messages import PROTOCOL_VERSION, Command, Event, Hello, Ping, Pong, Stop
+from shared.streams import StreamCommand
 
 HIGH_WATER_MARK = 1000
 """Messages in ZeroMQ's own pipe."""
@@ -51,7 +52,8 @@ class Inbox:
         self.stopping = threading.Event()
         self._bell = bell
         self._pulse = pulse
-        self._commands: collections.deque[tuple[Command, Buffer]] = collections.deque()
+        self._commands: collections.deque[Command] = collections.deque()
+        self._ears: Callable[[Command, Buffer], None] | None = None
         self._outbox: collections.deque[list[Buffer]] = collections.deque()
         self._room = threading.Semaphore(MAX_WAITING)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -69,8 +71,12 @@ class Inbox:
         self._outbox.append([header] if payload is None else [header, payload])
         os.eventfd_write(self._wake, 1)
 
-    def take(self) -> list[tuple[Command, Buffer]]:
-        """All commands that have come, in order of arrival."""
+    def hear(self, ears: Callable[[Command, Buffer], None]) -> None:
+        """Where commands of live streams go, straight from the socket. Once, before ``Ready`` is said."""
+        self._ears = ears
+
+    def take(self) -> list[Command]:
+        """All other commands that have come, in order of arrival."""
         taken = []
         while self._commands:
             taken.append(self._commands.popleft())
@@ -122,11 +128,14 @@ class Inbox:
 
     def _receive_data(self, socket: zmq.Socket[bytes]) -> None:
         for command, payload in _receive(socket):
-            self._commands.append((command, payload))
+            if isinstance(command, StreamCommand) and self._ears is not None:
+                self._ears(command, payload)
+                continue
+            self._commands.append(command)
             self._bell.ring()
 
     def _receive_control(self, socket: zmq.Socket[bytes]) -> None:
-        for command, payload in _receive(socket):
+        for command, _payload in _receive(socket):
             if isinstance(command, Ping):
                 socket.send(encode(self._pulse(command.sequence)))
                 continue
@@ -135,12 +144,12 @@ class Inbox:
                 timer = threading.Timer(LEAVE_SECONDS, os._exit, (0,))
                 timer.daemon = True
                 timer.start()
-            self._commands.append((command, payload))
+            self._commands.append(command)
             self._bell.ring()
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[tuple[Command, Buffer]]:
-    received = []
+    received: list[tuple[Command, Buffer]] = []
     while True:
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)

@@ -14,14 +14,21 @@ from shared.errors import Cancelled, EngineFailed, NapscribeError
 from shared.journal import log
 from shared.messages import Cancel, Capabilities, Command, Event, Failed, Lane, Stop, TranscribeFile
 from shared.recorder import Recorder, Slot
-from worker.engines.base import Engine, EngineEvent, EngineSequence, Final, Hypothesis, SequenceFailed
+from shared.streams import StreamDone
+from worker.engines.base import Engine, EngineEvent, EngineSequence, Hypothesis, SequenceFailed
 from worker.feeder import Feeder
-from worker.file_job import FileJob, OpenSegment
+from worker.file_job import FileJob
+from worker.live_audio import Arrival, Happening, Opened, Released
+from worker.live_stream import LiveStream
 
 EARLY_CANCELS = 1024
 """Cancels that came before their job (they travel on a socket of their own) and are remembered."""
 
 Emit = Callable[[Event], None]
+FinalSaid = Callable[[str, int], None]
+"""Tells the ears that an utterance's audio is needed no more; -1: the whole stream is over."""
+
+Owner = FileJob | LiveStream
 
 
 class Scheduler:
@@ -43,17 +50,28 @@ class Scheduler:
         self._feeder = feeder
         self._recorder = recorder
         self._jobs: dict[str, FileJob] = {}
-        self._owners: dict[int, tuple[FileJob, int]] = {}
-        """id() of an open sequence to its job and segment index."""
+        self._streams: dict[str, LiveStream] = {}
+        self._happenings: collections.deque[tuple[str, Happening, Arrival | None]] = collections.deque()
+        self._final_said: FinalSaid = lambda _stream, _utterance: None
+        self._owners: dict[int, tuple[Owner, int]] = {}
+        """id() of a sequence in the rows at hand to its owner and its segment or utterance."""
         self._early_cancels: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._arrivals = 0
-        self._last: FileJob | None = None
+        self._last: Owner | None = None
         self._step_began_ns = 0
         self.steps = 0
         self.preemptions = 0
         self.stopped = False
 
-    # ------------------------------------------------------------ for the socket thread
+    # ------------------------------------------------------------ for other threads
+
+    def connect(self, final_said: FinalSaid) -> None:
+        """Once, before the first stream."""
+        self._final_said = final_said
+
+    def tell(self, request_id: str, happening: Happening, arrival: Arrival | None) -> None:
+        """Something happened on a live stream. Called by the ears; the caller rings the bell."""
+        self._happenings.append((request_id, happening, arrival))
 
     def step_age_ns(self) -> int:
         """How long the running step has been running; 0 between steps. Safe from any thread."""
@@ -61,8 +79,9 @@ class Scheduler:
         return time.monotonic_ns() - began if began else 0
 
     def queued(self) -> dict[Lane, int]:
-        """Jobs by lane. Safe from any thread."""
-        return dict(collections.Counter(job.command.lane for job in list(self._jobs.values())))
+        """Jobs and streams by lane. Safe from any thread."""
+        files = collections.Counter(job.command.lane for job in list(self._jobs.values()))
+        return {**files, Lane.LIVE: len(self._streams)}
 
     # ------------------------------------------------------------ commands
 
@@ -86,18 +105,70 @@ class Scheduler:
         self._feeder.add(job)
 
     def _cancel(self, request_id: str) -> None:
-        job = self._jobs.get(request_id)
+        job, stream = self._jobs.get(request_id), self._streams.get(request_id)
         if job is not None:
             self._end(job, Cancelled("The caller left."))
+            return
+        if stream is not None:
+            self._end_stream(stream, Cancelled("The caller left."))
             return
         self._early_cancels[request_id] = None
         while len(self._early_cancels) > EARLY_CANCELS:
             self._early_cancels.popitem(last=False)
 
+    # ------------------------------------------------------------ live streams
+
+    def _hear(self) -> None:
+        """Everything that the ears have told, in order."""
+        while self._happenings:
+            request_id, happening, arrival = self._happenings.popleft()
+            stream = self._streams.get(request_id)
+            if stream is None:
+                self._meet(request_id, happening)
+                continue
+            if isinstance(happening, NapscribeError):
+                self._end_stream(stream, happening)
+            elif isinstance(happening, Released):
+                del self._streams[request_id]
+            else:
+                self._say(stream, stream.happen(happening, arrival))
+
+    def _meet(self, request_id: str, happening: Happening) -> None:
+        if isinstance(happening, NapscribeError):
+            self._fail(request_id, happening)
+        elif isinstance(happening, Opened) and request_id in self._early_cancels:
+            del self._early_cancels[request_id]
+            self._final_said(request_id, -1)
+        elif isinstance(happening, Opened):
+            self._arrivals += 1
+            self._streams[request_id] = LiveStream(
+                request_id,
+                self._arrivals,
+                self._generation,
+                self._engine,
+                self._capabilities.accepts_prefix,
+                happening.options,
+            )
+
+    def _say(self, stream: LiveStream, events: list[Event]) -> None:
+        self._emit_all(events)
+        for utterance in stream.said:
+            self._final_said(stream.id, utterance)
+        stream.said.clear()
+        if any(isinstance(event, StreamDone) for event in events):
+            self._streams.pop(stream.id, None)
+
+    def _end_stream(self, stream: LiveStream, error: NapscribeError) -> None:
+        self._streams.pop(stream.id, None)
+        stream.cancel()
+        self._final_said(stream.id, -1)
+        self._fail(stream.id, error)
+
     # ------------------------------------------------------------ one turn
 
     def turn(self) -> bool:
-        """Settle what the audio thread has brought, then at most one step of the engine. False if there is nothing to do."""
+        """Settle what the audio threads have brought, then at most one step of the engine. False if there is nothing to do."""
+        self._hear()
         for job in sorted(self._jobs.values(), key=lambda job: job.priority):
             self._settle(job)
         rows = self._rows()
@@ -118,7 +189,6 @@ class Scheduler:
             self._engine.feed(sequence, segment.audio)
             self._engine.finish(sequence)
             job.opened(segment, sequence)
-            self._owners[id(sequence)] = (job, segment.index)
         if taken:
             self._feeder.nudge()
         if job.error is None and job.finished:
@@ -127,16 +197,22 @@ class Scheduler:
 
     def _rows(self) -> list[EngineSequence]:
         """Everything that is ready, best first."""
-        ordered = sorted(self._jobs.values(), key=lambda job: job.priority)
-        return [e.sequence for job in ordered for e in job.open.values() if e.final is None and e.sequence.ready]
+        owners: list[Owner] = [*self._streams.values(), *self._jobs.values()]
+        self._owners.clear()
+        rows: list[EngineSequence] = []
+        for owner in sorted(owners, key=lambda owner: owner.priority):
+            for sequence, index in owner.rows():
+                self._owners[id(sequence)] = (owner, index)
+                rows.append(sequence)
+        return rows
 
     def _step(self, rows: list[EngineSequence]) -> None:
         first, _ = self._owners[id(rows[0])]
         self._count_preemption(first)
         self._recorder.begin(Slot.ENGINE, self._work(rows))
-        self._step_began_ns = time.monotonic_ns()
+        self._step_began_ns = began = time.monotonic_ns()
         try:
-            events = self._engine.step(rows, self._step_began_ns)
+            events = self._engine.step(rows, began)
         except NapscribeError as error:
             events = [SequenceFailed(row, error) for row in rows[: self._capabilities.max_batch]]
         except Exception as error:
@@ -144,44 +220,59 @@ class Scheduler:
             failure = EngineFailed(f"The engine failed: {type(error).__name__}.")
             events = [SequenceFailed(row, failure) for row in rows[: self._capabilities.max_batch]]
         finally:
-            took = time.monotonic_ns() - self._step_began_ns
             self._step_began_ns = 0
             self._recorder.end(Slot.ENGINE)
         self.steps += 1
-        first.engine_ns += took
+        self._account(rows, began, time.monotonic_ns() - began)
         for event in events:
             self._deliver(event)
 
     def _work(self, rows: list[EngineSequence]) -> list[tuple[str, int]]:
         owners = (self._owners[id(row)] for row in rows[: self._capabilities.max_batch])
-        return [(job.id, index) for job, index in owners]
+        return [(owner.id, index) for owner, index in owners]
 
-    def _count_preemption(self, first: FileJob) -> None:
+    def _account(self, rows: list[EngineSequence], began_ns: int, took_ns: int) -> None:
+        """Time goes to everybody who may have been in the step; live streams that had a turn go behind the others."""
+        for row in rows[: self._capabilities.max_batch]:
+            owner, index = self._owners[id(row)]
+            owner.stepped(index, began_ns, took_ns)
+            if isinstance(owner, LiveStream):
+                self._arrivals += 1
+                owner.order = self._arrivals
+
+    def _count_preemption(self, first: Owner) -> None:
         """A job that had the last step and is not finished gives way to a better lane."""
         last, self._last = self._last, first
         if last is not None and last is not first and last.id in self._jobs and first.lane < last.lane:
             self.preemptions += 1
 
     def _deliver(self, event: EngineEvent) -> None:
-        owner = self._owners.get(id(event.sequence))
-        if owner is None:
+        found = self._owners.get(id(event.sequence))
+        if found is None:
             return
-        job, index = owner
-        match event:
-            case Hypothesis():
-                self._emit_all(job.hypothesis(index, event))
-            case Final():
-                del self._owners[id(event.sequence)]
-                self._emit_all(job.final(index, event))
-            case SequenceFailed(error=error):
-                del self._owners[id(event.sequence)]
-                self._end(job, error)
+        owner, index = found
+        if isinstance(event, SequenceFailed):
+            self._end_owner(owner, event.error)
+            return
+        if owner.id not in self._jobs and owner.id not in self._streams:
+            return
+        events = owner.hypothesis(index, event) if isinstance(event, Hypothesis) else owner.final(index, event)
+        if isinstance(owner, LiveStream):
+            self._say(owner, events)
+        else:
+            self._emit_all(events)
 
     def _emit_all(self, events: list[Event]) -> None:
         for event in events:
             self._emit(event)
 
     # ------------------------------------------------------------ endings
+
+    def _end_owner(self, owner: Owner, error: NapscribeError) -> None:
+        if owner.id in self._streams and isinstance(owner, LiveStream):
+            self._end_stream(owner, error)
+        elif owner.id in self._jobs and isinstance(owner, FileJob):
+            self._end(owner, error)
 
     def _end(self, job: FileJob, error: NapscribeError) -> None:
         self._forget(job)
@@ -191,12 +282,9 @@ class Scheduler:
         del self._jobs[job.id]
         self._feeder.drop(job)
         for entry in job.open.values():
-            self._close(entry)
+            if entry.final is None:
+                self._engine.cancel(entry.sequence)
         job.open.clear()
-
-    def _close(self, entry: OpenSegment) -> None:
-        if self._owners.pop(id(entry.sequence), None) is not None and entry.final is None:
-            self._engine.cancel(entry.sequence)
 
     def _fail(self, request_id: str, error: NapscribeError) -> None:
         self._emit(Failed(self._generation, request_id, error.code, error.message, error.hint, error.param))

@@ -126,6 +126,13 @@ class Engine(Protocol):
         """No more audio follows; a later step produces the ``Final``."""
         ...
 
+    def freeze(self, sequence: EngineSequence, text: str) -> None:
+        """``text`` has been said of an open sequence and stays: every later hypothesis and the final begin with it.
+
+        Only called where ``accepts_prefix``; ``text`` is a beginning of the last hypothesis.
+        """
+        ...
+
     def suspend(self, sequence: EngineSequence) -> None:
         """Give up whatever the sequence holds on the device. Nothing already emitted changes."""
         ...

@@ -1,0 +1,120 @@
+"""What a live stream has been told and may have to be told again: audio and commands, in order.
+
+Two queues. ``sent`` is with the worker but may be lost with it; ``unsent`` waits for flow control, or for a worker. An
+acknowledged and no longer needed entry is forgotten; when a worker dies, what was sent becomes unsent again.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+
+from shared.streams import StreamCommand, UpdateStream
+
+IN_FLIGHT_SECONDS = 2.0
+"""Audio that may be on its way to the worker without being acknowledged."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """Audio (``data``) or a command, with its place in the stream of bytes."""
+
+    offset: int
+    data: bytes
+    command: StreamCommand | None
+    arrived_ns: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+    @property
+    def owed(self) -> bool:
+        """A command whose answer has not come. New options are not: a reopened stream gets the latest at once."""
+        return self.command is not None and not isinstance(self.command, UpdateStream)
+
+
+class ReplayBuffer:
+    """Bytes are counted from the start of the stream, over all generations."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        """``bytes_per_second`` of the encoding; for a container, whose rate nobody knows, a generous guess."""
+        self._bytes_per_second = bytes_per_second
+        self._sent: collections.deque[Entry] = collections.deque()
+        self._unsent: collections.deque[Entry] = collections.deque()
+        self.received = 0
+        """Bytes taken from the client."""
+        self.acknowledged = 0
+        self.needed = 0
+        """Everything before this byte is forgotten."""
+        self._handed_out = 0
+        """End of what has been given to the present worker."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Audio kept for replay and waiting to be sent."""
+        return self.received - self.needed
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Audio that the worker has not taken yet."""
+        return (self.received - self.acknowledged) / self._bytes_per_second
+
+    @property
+    def pending(self) -> bool:
+        """Something has been given that the worker has not dealt with."""
+        return self.received > self.acknowledged or any(e.owed for e in (*self._sent, *self._unsent))
+
+    def add_audio(self, data: bytes, now_ns: int) -> None:
+        self._unsent.append(Entry(self.received, data, None, now_ns))
+        self.received += len(data)
+
+    def add_command(self, command: StreamCommand, now_ns: int) -> None:
+        self._unsent.append(Entry(self.received, b"", command, now_ns))
+
+    def next(self) -> Entry | None:
+        """What may be sent now; the caller has sent it when it calls again."""
+        if not self._unsent:
+            return None
+        entry = self._unsent[0]
+        window = IN_FLIGHT_SECONDS * self._bytes_per_second
+        if entry.data and entry.end - self.acknowledged > max(window, len(entry.data)):
+            return None
+        self._unsent.popleft()
+        self._sent.append(entry)
+        self._handed_out = entry.end
+        return entry
+
+    def acknowledge(self, received: int, needed: int) -> None:
+        """The worker has everything up to byte ``received`` and needs nothing before ``needed``."""
+        self.acknowledged = max(self.acknowledged, min(received, self._handed_out))
+        self.forget(needed)
+
+    def forget(self, needed: int) -> None:
+        """Nothing before byte ``needed`` will be asked for again; commands stay until they are answered."""
+        self.needed = max(self.needed, min(needed, self._handed_out))
+        while self._sent and self._sent[0].end <= self.needed and not self._sent[0].owed:
+            self._sent.popleft()
+
+    def answered(self, command_type: type[StreamCommand], token: int | None = None) -> None:
+        """The oldest sent command of this type (and token) has had its effect: it is not repeated."""
+        for entry in self._sent:
+            command = entry.command
+            if isinstance(command, command_type) and (token is None or getattr(command, "token", None) == token):
+                self._sent.remove(entry)
+                break
+        self.forget(self.needed)
+
+    def rewind(self) -> int:
+        """The worker is gone: everything it may have lost is unsent again. Returns the byte at which a resume starts."""
+        again = [entry for entry in self._sent if entry.data or entry.owed]
+        self._unsent.extendleft(reversed(again))
+        self._sent.clear()
+        while self._unsent and self._unsent[0].data and self._unsent[0].end <= self.needed:
+            self._unsent.popleft()
+        first = next((entry for entry in self._unsent if entry.data), None)
+        if first is not None and first.offset < self.needed:
+            cut = self.needed - first.offset
+            first.data, first.offset = first.data[cut:], self.needed
+        self.acknowledged = self._handed_out = self.needed
+        return self.needed

@@ -1,0 +1,172 @@
+"""Acts out a dialect on a WebSocket: one task reads the client, one reads each stream, and all say through one lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from gateway.context import new_request_id
+from gateway.errors_http import response
+from gateway.streams.dialect import Audio, Clear, Dialect, Effect, EndUtterance, Finish, Hang, Open, Say, Update
+from gateway.streams.hub import Hub
+from gateway.streams.live import LiveStream
+from shared.errors import NapscribeError
+from shared.journal import log
+
+MAX_REASON_BYTES = 120
+"""RFC 6455 allows 123 in a close frame."""
+LAST_WORDS_SECONDS = 30.0
+"""After the client has left, streams that still owe a final are waited for so long."""
+
+
+async def refuse(websocket: WebSocket, error: NapscribeError) -> None:
+    """Answer the handshake with the error's HTTP status, or close where the server cannot do that."""
+    if "websocket.http.response" in websocket.scope.get("extensions", {}):
+        await websocket.send_denial_response(response(error))
+    else:
+        await websocket.close(1008, reason=error.code)
+
+
+class Runner:
+    """One connection from handshake to close."""
+
+    def __init__(self, websocket: WebSocket, dialect: Dialect, hub: Hub) -> None:
+        self._websocket = websocket
+        self._dialect = dialect
+        self._hub = hub
+        self._id = new_request_id()
+        self._streams: dict[int, LiveStream] = {}
+        self._readers: dict[int, asyncio.Task[None]] = {}
+        self._speaking = asyncio.Lock()
+        self._over = asyncio.Event()
+        self._accepted = False
+
+    async def run(self) -> None:
+        """Returns when the connection is over and everything of it is given back."""
+        try:
+            if not await self._handshake():
+                return
+            listening = asyncio.ensure_future(self._listen())
+            over = asyncio.ensure_future(self._over.wait())
+            try:
+                await asyncio.wait({listening, over}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (listening, over):
+                    task.cancel()
+                await asyncio.gather(listening, over, return_exceptions=True)
+        finally:
+            await self._close()
+
+    async def _handshake(self) -> bool:
+        effects = self._dialect.begin()
+        try:
+            for effect in effects:
+                if isinstance(effect, Open):
+                    self._open(effect)
+        except NapscribeError as error:
+            await refuse(self._websocket, error)
+            return False
+        await self._websocket.accept(self._dialect.subprotocol)
+        self._accepted = True
+        await self._act([effect for effect in effects if not isinstance(effect, Open)])
+        return True
+
+    async def _listen(self) -> None:
+        while not self._over.is_set():
+            try:
+                async with asyncio.timeout(self._dialect.read_timeout):
+                    message = await self._websocket.receive()
+            except TimeoutError:
+                await self._act(self._dialect.silent())
+                continue
+            if message["type"] == "websocket.disconnect":
+                await self._last_words()
+                return
+            body = message.get("bytes")
+            await self._act(self._dialect.receive(message.get("text") or "" if body is None else body))
+
+    async def _last_words(self) -> None:
+        """The client is gone; what the dialect still wants finished is finished."""
+        self._accepted = False
+        effects = self._dialect.left()
+        await self._act(effects)
+        readers = [self._readers[e.track] for e in effects if isinstance(e, Finish) and e.track in self._readers]
+        if readers:
+            await asyncio.wait(readers, timeout=LAST_WORDS_SECONDS)
+
+    async def _follow(self, track: int, stream: LiveStream) -> None:
+        try:
+            async for event in stream.events():
+                await self._act(self._dialect.event(event, track))
+        except NapscribeError as error:
+            await self._act(self._dialect.failed(error, track))
+
+    # ------------------------------------------------------------ effects
+
+    async def _act(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if self._over.is_set():
+                return
+            try:
+                await self._act_out(effect)
+            except NapscribeError as error:
+                track = getattr(effect, "track", 0)
+                if not isinstance(effect, Open) and track in self._readers:
+                    self._streams[track].fail(error)  # its reader tells the dialect, after what was said before
+                else:
+                    await self._act(self._dialect.failed(error, track))
+            except (WebSocketDisconnect, RuntimeError):
+                self._over.set()
+
+    async def _act_out(self, effect: Effect) -> None:
+        match effect:
+            case Open():
+                self._open(effect)
+            case Say(text=text):
+                await self._say(text)
+            case Hang(code=code, reason=reason):
+                await self._hang(code, reason)
+            case Audio(data=data, track=track):
+                if track in self._streams:
+                    await self._streams[track].send(data)
+            case Update(options=options, track=track) if track in self._streams:
+                self._streams[track].update(options)
+            case EndUtterance(track=track) if track in self._streams:
+                self._streams[track].end_utterance()
+            case Clear(track=track) if track in self._streams:
+                self._streams[track].clear()
+            case Finish(track=track) if track in self._streams:
+                self._streams[track].finish()
+
+    def _open(self, effect: Open) -> None:
+        """Raises TooManyStreams."""
+        stream = self._hub.open(f"{self._id}.{effect.track}", effect.options)
+        self._streams[effect.track] = stream
+        self._readers[effect.track] = asyncio.ensure_future(self._follow(effect.track, stream))
+
+    async def _say(self, text: str) -> None:
+        async with self._speaking:
+            if self._accepted:
+                await self._websocket.send_text(text)
+
+    async def _hang(self, code: int, reason: str) -> None:
+        async with self._speaking:
+            self._over.set()
+            if self._accepted and self._websocket.application_state is WebSocketState.CONNECTED:
+                await self._websocket.close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+
+    async def _close(self) -> None:
+        """Give everything back, whatever happened."""
+        self._over.set()
+        for reader in self._readers.values():
+            reader.cancel()
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+        for stream in self._streams.values():
+            self._hub.close(stream)
+        if self._accepted and self._websocket.application_state is WebSocketState.CONNECTED:
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+                await self._websocket.close(1001)
+        log("live connection over", request_id=self._id, streams=len(self._streams))

@@ -1,0 +1,40 @@
+"""What every message is made of."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+"""Gateway and worker come from one installation; the number catches a half-finished upgrade."""
+
+
+class Lane(enum.IntEnum):
+    """Who goes first: a lower number is served before a higher one, at every step of the engine."""
+
+    LIVE = 0
+    INTERACTIVE = 1
+    BATCH = 2
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    generation: int
+    """Number of the worker process that sends or shall receive this; a late word of a dead one is dropped."""
+
+
+class RawAudio(msgspec.Struct, frozen=True, array_like=True):
+    """Headerless audio, as the caller declared it."""
+
+    encoding: str
+    """``s16le``, ``f32le``, ``mulaw`` or ``alaw``."""
+    sample_rate: int
+    """Hz."""
+    channels: int = 1
+
+
+class Word(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+    start: float
+    """Seconds from the start of the recording."""
+    end: float

@@ -1,0 +1,267 @@
+"""Where utterances begin and end in a live stream: a state machine over frames of 32 ms and their speech probability.
+
+Hysteresis keeps a dip inside a word from ending anything; a pre-roll keeps the soft beginning of the first word; held-back
+silence keeps the engine from hearing what nobody said. An utterance that grows long is cut in ever shorter pauses.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shared.pcm import SAMPLE_RATE
+from shared.streams import Endpointing, OpenUtterance
+from worker.engines.base import Audio
+from worker.vad import FRAME
+
+HYSTERESIS = 0.15
+"""Speech goes on until the probability falls this far below the threshold (Silero's own default)."""
+START_FRAMES = 3
+"""Frames of speech among the last ``START_WINDOW`` that begin an utterance (96 ms): a click is one or two."""
+START_WINDOW = 8
+MIN_SPEECH_FRAMES = 5
+"""An utterance with less speech (160 ms) than that says nothing."""
+TAIL_SAMPLES = int(0.2 * SAMPLE_RATE)
+"""Kept after the last speech frame: the soft end of a word."""
+LATE_PAUSES = ((0.92, 0.03), (0.8, 0.1), (0.6, 0.2))
+"""(share of the longest utterance, seconds of silence): from that age on such a pause ends it, so that the hard limit is
+met in the middle of a word only by somebody who never draws breath."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An utterance begins; its audio follows as ``Speech``."""
+
+    utterance: int
+    start_sample: int
+    emitted: str = ""
+    announced: bool = False
+    """An earlier generation has told the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Audio of the open utterance, float32 mono at 16 kHz, following what came before without a gap."""
+
+    utterance: int
+    audio: Audio
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    utterance: int
+    end_sample: int
+    """Where speech ended."""
+    cause: str
+    speech: tuple[tuple[int, int], ...]
+    """Regions of speech, samples of the stream."""
+    spoken: bool
+    """Enough speech to be worth a decode."""
+    announced: bool = False
+
+
+Action = Begin | Speech | End
+
+
+@dataclass(slots=True)
+class _Utterance:
+    number: int
+    start: int
+    fed: int
+    """Everything before this sample has been handed out."""
+    last_speech: int
+    """End of the last speech frame."""
+    announced_end: int = -1
+    frames: int = 0
+    """Frames of speech."""
+    regions: list[list[int]] = field(default_factory=list)
+
+
+class Endpointer:
+    """One stream. ``push`` takes frames in order; positions are samples of the stream at 16 kHz."""
+
+    def __init__(
+        self,
+        rules: Endpointing,
+        max_utterance_s: float,
+        base_sample: int = 0,
+        next_utterance: int = 0,
+        resumed: Iterable[OpenUtterance] = (),
+    ) -> None:
+        self.rules = rules
+        self.position = base_sample
+        """End of the last frame pushed."""
+        self._max = int(max_utterance_s * SAMPLE_RATE)
+        self._next = next_utterance
+        self._resumed = collections.deque(resumed)
+        self._kept: collections.deque[Audio] = collections.deque()
+        self._kept_start = base_sample
+        self._floor = base_sample
+        """No utterance begins before this sample: it belongs to an earlier one."""
+        self._window: collections.deque[tuple[int, bool]] = collections.deque(maxlen=START_WINDOW)
+        self._open: _Utterance | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._open is not None
+
+    @property
+    def needed_sample(self) -> int:
+        """The oldest sample that a resume would need, open utterance and pre-roll included."""
+        return self._open.start if self._open else max(self._floor, self._kept_start)
+
+    def push(self, frame: Audio, probability: float) -> list[Action]:
+        """One frame, shape ``(512,)``, and what follows from it."""
+        self._kept.append(frame)
+        self.position += len(frame)
+        actions = self._resume()
+        if self._open is None:
+            return actions + self._wait_for_speech(probability)
+        return actions + self._listen(self._open, probability)
+
+    def finish(self, cause: str) -> list[Action]:
+        """End here what is open: the caller asked for it, or the stream is over."""
+        actions = self._resume()
+        utterance = self._open
+        if utterance is None:
+            return actions
+        end = utterance.announced_end if utterance.announced_end >= 0 else utterance.last_speech
+        return actions + self._close(utterance, end, cause)
+
+    def clear(self) -> int:
+        """Forget the open utterance and all audio so far; returns the utterance's number, -1 if there was none."""
+        number = self._open.number if self._open else -1
+        self._open = None
+        self._resumed.clear()
+        self._window.clear()
+        self._kept.clear()
+        self._floor = self._kept_start = self.position
+        return number
+
+    # ------------------------------------------------------------ between utterances
+
+    def _resume(self) -> list[Action]:
+        """Go on with an utterance of an earlier generation, unannounced."""
+        if self._open is not None or not self._resumed:
+            return []
+        known = self._resumed.popleft()
+        start = max(known.start_sample, self._kept_start)
+        self._open = _Utterance(known.utterance, start, start, start, known.end_sample)
+        self._open.regions.append([start, start])
+        self._next = max(self._next, known.utterance + 1)
+        return [Begin(known.utterance, start, known.emitted, announced=True)]
+
+    def _wait_for_speech(self, probability: float) -> list[Action]:
+        speech = probability >= self.rules.threshold
+        self._window.append((self.position - FRAME, speech))
+        spoken = [start for start, is_speech in self._window if is_speech]
+        if not speech or len(spoken) < START_FRAMES:
+            self._trim(self.position - self._preroll - START_WINDOW * FRAME)
+            return []
+        start = max(self._floor, self._kept_start, spoken[0] - self._preroll)
+        self._open = utterance = _Utterance(self._next, start, start, self.position, frames=len(spoken))
+        utterance.regions.append([spoken[0], self.position])
+        self._next += 1
+        self._window.clear()
+        return [Begin(utterance.number, start), *self._feed(utterance, self.position)]
+
+    @property
+    def _preroll(self) -> int:
+        return self.rules.prefix_ms * SAMPLE_RATE // 1000
+
+    # ------------------------------------------------------------ in an utterance
+
+    def _listen(self, utterance: _Utterance, probability: float) -> list[Action]:
+        if utterance.announced_end >= 0:
+            return self._towards_announced_end(utterance)
+        in_speech = utterance.last_speech >= self.position - FRAME
+        low = self.rules.threshold - HYSTERESIS
+        if probability >= self.rules.threshold or (in_speech and probability >= low):
+            self._speech(utterance)
+            actions: list[Action] = self._feed(utterance, self.position)
+        else:
+            actions = self._feed(utterance, min(self.position, utterance.last_speech + TAIL_SAMPLES))
+        silence = self.position - utterance.last_speech
+        if self.rules.automatic and silence >= max(1, self.rules.silence_ms * SAMPLE_RATE // 1000):
+            return actions + self._close(utterance, utterance.last_speech, "silence")
+        if silence >= self._pause_enough(utterance):
+            return actions + self._close(utterance, utterance.last_speech, "length")
+        if self.position - utterance.start >= self._max:
+            return actions + self._close(utterance, self.position, "length", floor=self.position)
+        return actions
+
+    def _speech(self, utterance: _Utterance) -> None:
+        utterance.frames += 1
+        begin = self.position - FRAME
+        if utterance.regions and utterance.regions[-1][1] >= begin:
+            utterance.regions[-1][1] = self.position
+        else:
+            utterance.regions.append([begin, self.position])
+        utterance.last_speech = self.position
+
+    def _towards_announced_end(self, utterance: _Utterance) -> list[Action]:
+        """The client knows where it ended; all of its audio is awaited, then it ends there."""
+        end = utterance.announced_end
+        utterance.frames = MIN_SPEECH_FRAMES
+        utterance.regions[0][1] = end
+        actions: list[Action] = self._feed(utterance, min(self.position, end + TAIL_SAMPLES))
+        if self.position >= end + TAIL_SAMPLES:
+            actions += self._close(utterance, end, "silence")
+        return actions
+
+    def _pause_enough(self, utterance: _Utterance) -> int:
+        """Samples of silence that end the utterance at its present age: the older, the shorter a pause will do."""
+        age = (self.position - utterance.start) / self._max
+        for share, pause_s in LATE_PAUSES:
+            if age >= share:
+                return int(pause_s * SAMPLE_RATE)
+        return self._max
+
+    def _feed(self, utterance: _Utterance, until: int) -> list[Action]:
+        """Audio up to a position, as far as it has not been handed out."""
+        if until <= utterance.fed:
+            return []
+        audio = self._slice(utterance.fed, until)
+        utterance.fed = until
+        return [Speech(utterance.number, audio)]
+
+    def _close(self, utterance: _Utterance, end: int, cause: str, floor: int | None = None) -> list[Action]:
+        tail = min(self.position, max(utterance.fed, end if floor is not None else end + TAIL_SAMPLES))
+        actions: list[Action] = list(self._feed(utterance, tail))
+        regions = tuple((begin, min(stop, end)) for begin, stop in utterance.regions if begin < min(stop, end))
+        spoken = utterance.frames >= MIN_SPEECH_FRAMES
+        announced = utterance.announced_end >= 0
+        actions.append(End(utterance.number, end, cause, regions, spoken, announced))
+        self._open = None
+        self._window.clear()
+        self._floor = floor if floor is not None else max(end, utterance.fed - TAIL_SAMPLES)
+        self._trim(self._floor)
+        if floor is not None:
+            actions += self._go_on(floor)
+        return actions
+
+    def _go_on(self, start: int) -> list[Action]:
+        """After a cut for length the next utterance begins where the last one was cut, if anybody still speaks."""
+        self._open = utterance = _Utterance(self._next, start, start, self.position, frames=START_FRAMES)
+        utterance.regions.append([start, self.position])
+        self._next += 1
+        return [Begin(utterance.number, start), *self._feed(utterance, self.position)]
+
+    # ------------------------------------------------------------ kept audio
+
+    def _trim(self, keep_from: int) -> None:
+        while self._kept and self._kept_start + len(self._kept[0]) <= keep_from:
+            self._kept_start += len(self._kept.popleft())
+
+    def _slice(self, start: int, end: int) -> Audio:
+        """Samples [start, end) of the kept audio, copied."""
+        parts: list[Audio] = []
+        at = self._kept_start
+        for chunk in self._kept:
+            if at + len(chunk) > start and at < end:
+                parts.append(chunk[max(0, start - at) : end - at])
+            at += len(chunk)
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)

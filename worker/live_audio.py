@@ -1,0 +1,366 @@
+"""The ears of the worker: one thread that decodes live audio, asks the voice activity model about all streams at once,
+and tells the scheduler what begins, goes on and ends.
+
+Audio comes straight from the socket thread; it is decoded once, and the arrays cut from it go to the engine as they are.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shared.codec import Buffer
+from shared.errors import BadRequest, EngineFailed, NapscribeError
+from shared.journal import log
+from shared.messages import Command, Event
+from shared.pcm import SAMPLE_RATE
+from shared.recorder import Recorder, Slot
+from shared.streams import (
+    ClearAudio,
+    CloseStream,
+    EndUtterance,
+    OpenStream,
+    Parked,
+    ParkStream,
+    SpeechStarted,
+    SpeechStopped,
+    StreamAudio,
+    StreamOptions,
+    StreamProgress,
+    UpdateStream,
+)
+from worker.endpointing import Action, Begin, End, Endpointer
+from worker.engines.base import Audio
+from worker.live_decode import LiveDecoder, live_decoder
+from worker.vad import FRAME, SileroVad, VadState
+
+PROGRESS_SECONDS = 0.25
+"""Audio taken between two acknowledgements; the gateway keeps two seconds in flight."""
+ARRIVALS = 2048
+"""Remembered arrival times of a stream: 40 s of 20 ms frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``EndUtterance`` has been obeyed: to be said after the finals of everything before."""
+
+    token: int
+    utterance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    utterance: int
+    through_sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    through_sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    options: StreamOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    options: StreamOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Parked: the stream is no longer here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the scheduler needs for the timings of an utterance that ended."""
+
+    speech_end_ns: int
+    decided_ns: int
+    vad_ns: int
+
+
+Happening = Action | Answer | Cleared | Closed | Opened | Updated | Released | NapscribeError
+
+
+@dataclass(slots=True)
+class _Ear:
+    """One stream on this thread."""
+
+    request_id: str
+    decoder: LiveDecoder
+    endpointer: Endpointer
+    state: VadState = field(default_factory=VadState)
+    pending: Audio = field(default_factory=lambda: np.zeros(0, np.float32))
+    decoded: int = 0
+    """End of the decoded audio, samples of the stream."""
+    received_bytes: int = 0
+    acknowledged: int = 0
+    """Samples decoded at the last acknowledgement."""
+    arrivals: collections.deque[tuple[int, int]] = field(default_factory=lambda: collections.deque(maxlen=ARRIVALS))
+    """(end of a piece, samples; when it came, ns)."""
+    owed: collections.deque[tuple[int, int]] = field(default_factory=collections.deque)
+    """(utterance, its first sample) of those that ended and have no final yet."""
+    vad_ns: int = 0
+
+    def arrived_ns(self, sample: int) -> int:
+        index = bisect.bisect_left(self.arrivals, (sample, 0))
+        return self.arrivals[min(index, len(self.arrivals) - 1)][1] if self.arrivals else 0
+
+    @property
+    def needed_sample(self) -> int:
+        return self.owed[0][1] if self.owed else self.endpointer.needed_sample
+
+
+Tell = Callable[[str, Happening, "Arrival | None"], None]
+
+
+class LiveAudio:
+    """The thread. ``give`` may be called from any other; what happens is told through ``tell`` on this one."""
+
+    def __init__(
+        self,
+        generation: int,
+        emit: Callable[[Event], None],
+        tell: Tell,
+        vad: SileroVad,
+        max_utterance_s: float,
+        recorder: Recorder,
+    ) -> None:
+        self._generation = generation
+        self._emit = emit
+        self._tell = tell
+        self._vad = vad
+        self._max_utterance_s = max_utterance_s
+        self._recorder = recorder
+        self._inbox: collections.deque[tuple[Command, Buffer]] = collections.deque()
+        self._finals: collections.deque[tuple[str, int]] = collections.deque()
+        self._wanted = threading.Event()
+        self._ears: dict[str, _Ear] = {}
+        self._began_ns = 0
+        self._thread = threading.Thread(target=self._run, name="live-audio", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def give(self, command: Command, payload: Buffer) -> None:
+        """A command of a stream, in order of arrival."""
+        self._inbox.append((command, payload))
+        self._wanted.set()
+
+    def final_said(self, request_id: str, utterance: int) -> None:
+        """The scheduler has sent this utterance's final: its audio is needed no more."""
+        self._finals.append((request_id, utterance))
+
+    def drop(self, request_id: str) -> None:
+        """The stream failed or was cancelled elsewhere."""
+        self._finals.append((request_id, -1))
+        self._wanted.set()
+
+    def age_ns(self) -> int:
+        """How long the running piece of work has been running; 0 when there is none."""
+        began = self._began_ns
+        return time.monotonic_ns() - began if began else 0
+
+    # ------------------------------------------------------------ this thread
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            self._began_ns = time.monotonic_ns()
+            try:
+                self._turn()
+            finally:
+                self._began_ns = 0
+
+    def _turn(self) -> None:
+        self._settle_finals()
+        while self._inbox:
+            command, payload = self._inbox.popleft()
+            self._guarded(command, payload)
+            if not self._inbox:
+                self._listen()
+        self._listen()
+        for ear in list(self._ears.values()):
+            self._progress(ear)
+
+    def _settle_finals(self) -> None:
+        while self._finals:
+            request_id, utterance = self._finals.popleft()
+            ear = self._ears.get(request_id)
+            if ear is None:
+                continue
+            if utterance < 0:
+                self._forget(ear)
+                continue
+            while ear.owed and ear.owed[0][0] <= utterance:
+                ear.owed.popleft()
+
+    def _guarded(self, command: Command, payload: Buffer) -> None:
+        """One bad stream fails alone."""
+        request_id: str = getattr(command, "request_id", "")
+        self._recorder.begin(Slot.LIVE, [(request_id, 0)])
+        try:
+            self._obey(command, payload)
+        except NapscribeError as error:
+            self._fail(request_id, error)
+        except Exception as error:
+            log("live audio failed", level="error", request_id=request_id, error=repr(error))
+            self._fail(request_id, EngineFailed(f"Hearing the audio failed: {type(error).__name__}."))
+        finally:
+            self._recorder.end(Slot.LIVE)
+
+    def _obey(self, command: Command, payload: Buffer) -> None:
+        if isinstance(command, OpenStream):
+            self._open(command)
+            return
+        ear = self._ears.get(getattr(command, "request_id", ""))
+        if ear is None:
+            return  # parked, failed or cancelled meanwhile: the gateway keeps the audio and says it again
+        match command:
+            case StreamAudio(arrived_ns=arrived_ns):
+                self._hear(ear, bytes(payload), arrived_ns)
+            case UpdateStream(options=options):
+                ear.endpointer.rules = options.endpointing
+                self._tell(ear.request_id, Updated(options), None)
+            case EndUtterance(token=token):
+                self._end_utterance(ear, token)
+            case ClearAudio():
+                self._listen_to(ear)
+                ear.endpointer.position += len(ear.pending)
+                ear.pending = ear.pending[:0]
+                number = ear.endpointer.clear()
+                self._tell(ear.request_id, Cleared(number, ear.endpointer.position), None)
+            case ParkStream() if not ear.endpointer.open and not ear.owed:
+                self._park(ear)
+            case CloseStream():
+                self._close(ear)
+
+    def _open(self, command: OpenStream) -> None:
+        self._tell(command.request_id, Opened(command.options), None)
+        if not 0 < command.options.endpointing.threshold < 1:
+            raise BadRequest("The threshold of speech is a number between 0 and 1.", param="threshold")
+        endpointer = Endpointer(
+            command.options.endpointing,
+            self._max_utterance_s,
+            command.base_sample,
+            command.next_utterance,
+            command.resumed,
+        )
+        decoder = live_decoder(command.options.audio)
+        ear = _Ear(command.request_id, decoder, endpointer, decoded=command.base_sample)
+        ear.acknowledged = command.base_sample
+        self._ears[command.request_id] = ear
+
+    def _hear(self, ear: _Ear, data: bytes, arrived_ns: int) -> None:
+        audio = ear.decoder.decode(data)
+        ear.received_bytes += len(data)
+        ear.decoded += len(audio)
+        ear.arrivals.append((ear.decoded, arrived_ns))
+        ear.pending = np.concatenate((ear.pending, audio)) if len(ear.pending) else audio
+
+    # ------------------------------------------------------------ voice activity
+
+    def _listen(self) -> None:
+        """Frame by frame, all streams that have one at once."""
+        while ready := [ear for ear in self._ears.values() if len(ear.pending) >= FRAME]:
+            if len(ready) == 1:
+                self._listen_to(ready[0])
+                return
+            began = time.monotonic_ns()
+            frames = np.stack([ear.pending[:FRAME] for ear in ready])
+            probabilities = self._vad.probabilities([ear.state for ear in ready], frames)
+            share = (time.monotonic_ns() - began) // len(ready)
+            for ear, frame, probability in zip(ready, frames, probabilities, strict=True):
+                ear.pending = ear.pending[FRAME:]
+                ear.vad_ns += share
+                self._act(ear, ear.endpointer.push(frame, float(probability)))
+
+    def _listen_to(self, ear: _Ear) -> None:
+        """Everything that one stream has."""
+        count = len(ear.pending) // FRAME
+        if not count:
+            return
+        frames = ear.pending[: count * FRAME].reshape(count, FRAME)
+        ear.pending = ear.pending[count * FRAME :]
+        began = time.monotonic_ns()
+        if count == 1:
+            probabilities = self._vad.probabilities([ear.state], frames)
+        else:
+            probabilities = self._vad.sequence(ear.state, frames)
+        ear.vad_ns += time.monotonic_ns() - began
+        for frame, probability in zip(frames, probabilities, strict=True):
+            self._act(ear, ear.endpointer.push(frame, float(probability)))
+
+    def _act(self, ear: _Ear, actions: list[Action]) -> None:
+        for action in actions:
+            arrival = None
+            match action:
+                case Begin(utterance=number, start_sample=start):
+                    ear.owed.append((number, start))
+                    if not action.announced:
+                        self._emit(SpeechStarted(self._generation, ear.request_id, number, start))
+                case End(utterance=number, end_sample=end):
+                    arrival = Arrival(ear.arrived_ns(end), time.monotonic_ns(), ear.vad_ns)
+                    ear.vad_ns = 0
+                    if not action.announced:
+                        self._emit(SpeechStopped(self._generation, ear.request_id, number, end))
+            self._tell(ear.request_id, action, arrival)
+
+    # ------------------------------------------------------------ endings
+
+    def _end_utterance(self, ear: _Ear, token: int) -> None:
+        """The last frame is filled up with silence: what was said in it belongs to the utterance."""
+        self._listen_to(ear)
+        number = ear.owed[-1][0] if ear.endpointer.open and ear.owed else -1
+        self._fill_frame(ear)
+        self._act(ear, ear.endpointer.finish("request"))
+        self._tell(ear.request_id, Answer(token, number), None)
+
+    def _fill_frame(self, ear: _Ear) -> None:
+        if len(ear.pending) and ear.endpointer.open:
+            rest = np.zeros(FRAME, np.float32)
+            rest[: len(ear.pending)] = ear.pending
+            probability = self._vad.probabilities([ear.state.copy()], rest[None])
+            frame, ear.pending = ear.pending, ear.pending[:0]
+            self._act(ear, ear.endpointer.push(frame, float(probability[0])))
+
+    def _close(self, ear: _Ear) -> None:
+        audio = ear.decoder.flush()
+        ear.decoded += len(audio)
+        ear.pending = np.concatenate((ear.pending, audio))
+        self._listen_to(ear)
+        self._fill_frame(ear)
+        self._act(ear, ear.endpointer.finish("close"))
+        self._tell(ear.request_id, Closed(ear.decoded), None)
+        self._forget(ear)
+
+    def _park(self, ear: _Ear) -> None:
+        self._emit(Parked(self._generation, ear.request_id, ear.needed_sample))
+        self._tell(ear.request_id, Released(), None)
+        self._forget(ear)
+
+    def _fail(self, request_id: str, error: NapscribeError) -> None:
+        ear = self._ears.get(request_id)
+        if ear is not None:
+            self._forget(ear)
+        self._tell(request_id, error, None)
+
+    def _forget(self, ear: _Ear) -> None:
+        ear.decoder.close()
+        self._ears.pop(ear.request_id, None)
+
+    def _progress(self, ear: _Ear) -> None:
+        if ear.decoded - ear.acknowledged >= PROGRESS_SECONDS * SAMPLE_RATE:
+            ear.acknowledged = ear.decoded
+            self._emit(StreamProgress(self._generation, ear.request_id, ear.received_bytes, ear.needed_sample))

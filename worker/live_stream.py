@@ -1,0 +1,233 @@
+"""One live stream on the scheduler's thread: its utterances in the engine, and what is said of them, in order."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+
+from shared.messages import Event, Lane, Word
+from shared.pcm import seconds
+from shared.streams import (
+    AudioCleared,
+    Partial,
+    StreamDone,
+    StreamOptions,
+    UtteranceDelta,
+    UtteranceEnded,
+    UtteranceFinal,
+    UtteranceTimings,
+)
+from worker.endpointing import Begin, End, Speech
+from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
+from worker.live_audio import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
+from worker.repetition import collapse_repetitions
+from worker.stabilizer import Stabilizer
+from worker.word_times import spread_words
+
+
+@dataclass(slots=True)
+class LiveUtterance:
+    begin: Begin
+    sequence: EngineSequence
+    options: StreamOptions
+    stabilizer: Stabilizer
+    heard: int
+    """End of the audio that the engine has been fed, samples of the stream."""
+    end: End | None = None
+    arrival: Arrival | None = None
+    first_step_ns: int = 0
+    engine_ns: int = 0
+    """Of steps after the end."""
+    final: Final | None = None
+    shown: str = ""
+
+
+@dataclass(slots=True)
+class LiveStream:
+    """State of a stream. ``owed``: what must be said, in this order: finals by number, then answers."""
+
+    id: str
+    order: int
+    generation: int
+    engine: Engine
+    accepts_prefix: bool
+    options: StreamOptions
+    open: dict[int, LiveUtterance] = field(default_factory=dict)
+    owed: collections.deque[int | Answer | Closed] = field(default_factory=collections.deque)
+    said: list[int] = field(default_factory=list)
+    """Utterances whose final has been said since the last look."""
+    over: bool = False
+
+    @property
+    def lane(self) -> Lane:
+        return Lane.LIVE
+
+    @property
+    def priority(self) -> tuple[int, int, int]:
+        """Live streams take turns: who was stepped longest ago goes first (``order`` is renewed by the scheduler)."""
+        return (self.lane, 0, self.order)
+
+    def rows(self) -> list[tuple[EngineSequence, int]]:
+        """Sequences that want a step, finished utterances first: somebody waits for their final."""
+        waiting = [(u.sequence, n) for n, u in self.open.items() if u.final is None and u.sequence.ready]
+        return sorted(waiting, key=lambda row: self.open[row[1]].end is None)
+
+    # ------------------------------------------------------------ what the ears say
+
+    def happen(self, happening: Happening, arrival: Arrival | None) -> list[Event]:
+        match happening:
+            case Begin():
+                self._begin(happening)
+            case Speech(utterance=number, audio=audio):
+                utterance = self.open[number]
+                utterance.heard += len(audio)
+                self.engine.feed(utterance.sequence, audio)
+            case End():
+                self._end(happening, arrival)
+            case Cleared():
+                return self._clear(happening)
+            case Updated(options=options) | Opened(options=options):
+                self.options = options
+            case Answer() | Closed():
+                self.owed.append(happening)
+        return self._pay()
+
+    def _begin(self, begin: Begin) -> None:
+        options = self.options
+        request = SequenceRequest(
+            id=f"{self.id}#{begin.utterance}",
+            lane=Lane.LIVE,
+            language=options.language,
+            prompt=options.prompt,
+            keywords=options.keywords,
+            temperature=options.temperature,
+            prefix=begin.emitted if self.accepts_prefix else "",
+            words=options.words,
+            partials=options.partials,
+            base_sample=begin.start_sample,
+        )
+        sequence = self.engine.open(request)
+        stabilizer = Stabilizer(begin.emitted)
+        self.open[begin.utterance] = LiveUtterance(begin, sequence, options, stabilizer, begin.start_sample)
+        self.owed.append(begin.utterance)
+
+    def _end(self, end: End, arrival: Arrival | None) -> None:
+        utterance = self.open[end.utterance]
+        utterance.end, utterance.arrival = end, arrival
+        if end.spoken or utterance.stabilizer.said:
+            self.engine.finish(utterance.sequence)
+        else:
+            self.engine.cancel(utterance.sequence)
+            utterance.final = Final(utterance.sequence, "")
+
+    def _clear(self, cleared: Cleared) -> list[Event]:
+        utterance = self.open.pop(cleared.utterance, None)
+        if utterance is not None:
+            self.engine.cancel(utterance.sequence)
+            self.owed.remove(cleared.utterance)
+            self.said.append(cleared.utterance)
+        return [AudioCleared(self.generation, self.id, cleared.utterance, cleared.through_sample), *self._pay()]
+
+    # ------------------------------------------------------------ what the engine says
+
+    def stepped(self, index: int, began_ns: int, took_ns: int) -> None:
+        """A step worked on this utterance."""
+        utterance = self.open.get(index)
+        if utterance is not None and utterance.end is not None:
+            utterance.first_step_ns = utterance.first_step_ns or began_ns
+            utterance.engine_ns += took_ns
+
+    def hypothesis(self, index: int, event: Hypothesis) -> list[Event]:
+        utterance = self.open[index]
+        text = collapse_repetitions(event.text)
+        if not text or text == utterance.shown:
+            return []
+        utterance.shown = text
+        certain = utterance.stabilizer.hypothesis(text)
+        if certain and self.accepts_prefix:
+            self.engine.freeze(utterance.sequence, utterance.stabilizer.said)
+        events: list[Event] = [Partial(self.generation, self.id, index, utterance.heard, text)]
+        if certain:
+            events.insert(0, UtteranceDelta(self.generation, self.id, index, utterance.heard, certain))
+        return events
+
+    def final(self, index: int, event: Final) -> list[Event]:
+        self.open[index].final = event
+        return self._pay()
+
+    def cancel(self) -> None:
+        """Forget everything in the engine."""
+        for utterance in self.open.values():
+            if utterance.final is None:
+                self.engine.cancel(utterance.sequence)
+        self.open.clear()
+        self.owed.clear()
+
+    # ------------------------------------------------------------ what is said
+
+    def _pay(self) -> list[Event]:
+        events: list[Event] = []
+        while self.owed:
+            head = self.owed[0]
+            if isinstance(head, int):
+                utterance = self.open[head]
+                if utterance.final is None or utterance.end is None:
+                    break
+                events += self._final(utterance, utterance.final, utterance.end)
+                del self.open[head]
+                self.said.append(head)
+            elif isinstance(head, Answer):
+                events.append(UtteranceEnded(self.generation, self.id, head.token, head.utterance))
+            else:
+                events.append(StreamDone(self.generation, self.id, head.through_sample))
+                self.over = True
+            self.owed.popleft()
+        return events
+
+    def _final(self, utterance: LiveUtterance, final: Final, end: End) -> list[Event]:
+        said = utterance.stabilizer.said
+        text = final.text if said and self.accepts_prefix else collapse_repetitions(final.text).strip()
+        events: list[Event] = []
+        rest = utterance.stabilizer.final(text)
+        if rest:
+            events.append(UtteranceDelta(self.generation, self.id, end.utterance, end.end_sample, rest))
+        through = max(end.end_sample, utterance.heard)
+        events.append(
+            UtteranceFinal(
+                generation=self.generation,
+                request_id=self.id,
+                utterance=end.utterance,
+                start_sample=utterance.begin.start_sample,
+                end_sample=end.end_sample,
+                through_sample=through,
+                text=text,
+                words=self._words(utterance, final, end, text) if utterance.options.words else (),
+                language=final.language,
+                avg_logprob=final.avg_logprob,
+                finish_reason=final.finish_reason,
+                cause=end.cause,
+                revised=utterance.stabilizer.revised(text),
+                timings=self._timings(utterance),
+            )
+        )
+        return events
+
+    @staticmethod
+    def _words(utterance: LiveUtterance, final: Final, end: End, text: str) -> tuple[Word, ...]:
+        if final.words:
+            base = seconds(utterance.begin.start_sample)
+            return tuple(Word(w.text, base + w.start, base + w.end) for w in final.words)
+        regions = [(seconds(begin), seconds(stop)) for begin, stop in end.speech]
+        return tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
+
+    @staticmethod
+    def _timings(utterance: LiveUtterance) -> UtteranceTimings:
+        arrival = utterance.arrival or Arrival(0, 0, 0)
+        queued = utterance.first_step_ns - arrival.decided_ns if utterance.first_step_ns and arrival.decided_ns else 0
+        return UtteranceTimings(
+            speech_end_ns=arrival.speech_end_ns,
+            endpoint_ns=max(0, arrival.decided_ns - arrival.speech_end_ns) if arrival.speech_end_ns else 0,
+            queue_ns=max(0, queued),
+            vad_ns=arrival.vad_ns,
+            engine_ns=utterance.engine_ns,
+        )
