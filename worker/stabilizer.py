@@ -8,18 +8,19 @@ certain, but for its last word, which may still grow ("the cat" must never becom
 from __future__ import annotations
 
 import difflib
+import re
 
-from worker.word_times import split_words
+from worker.word_times import cut_units
+
+_WORD = re.compile(r"(\s*)(\S+)")
 
 
 def pieces(text: str) -> list[str]:
     """Words (characters, in a script without spaces) with the space in front of each: together they are the text."""
     found: list[str] = []
-    begin = 0
-    for word in split_words(text):
-        end = text.index(word, begin) + len(word)
-        found.append(text[begin:end])
-        begin = end
+    for match in _WORD.finditer(text):
+        first, *others = cut_units(match[2])
+        found += [match[1] + first, *others]
     return found
 
 
