@@ -27,6 +27,7 @@ from gateway.private_folder import PrivateFolder
 from gateway.reclaim import Reclaimer
 from gateway.spool import Spool
 from gateway.status import Status
+from gateway.streams.doors import Doors
 from gateway.streams.hub import Hub
 from gateway.supervisor import Supervisor, worker_command
 from gateway.transcriptions import Limits, Transcriptions
@@ -73,6 +74,7 @@ class Gateway:
     app: Starlette
     supervisor: Supervisor
     dispatcher: Dispatcher
+    hub: Hub
 
 
 @asynccontextmanager
@@ -100,7 +102,7 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
     supervisor = Supervisor(policy, channel, command, (hub, dispatcher), reclaimer.worker_gone)
     dispatcher.supervisor = hub.supervisor = supervisor
     try:
-        yield Gateway(_application(base, supervisor, dispatcher, reclaimer), supervisor, dispatcher)
+        yield Gateway(_application(base, supervisor, dispatcher, hub, reclaimer), supervisor, dispatcher, hub)
     finally:
         dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
         await supervisor.aclose()
@@ -108,17 +110,21 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
         channel.close()
 
 
-def _application(base: Ground, supervisor: Supervisor, dispatcher: Dispatcher, reclaimer: Reclaimer) -> Starlette:
+def _application(
+    base: Ground, supervisor: Supervisor, dispatcher: Dispatcher, hub: Hub, reclaimer: Reclaimer
+) -> Starlette:
     settings, spool, model = base.settings, base.spool, base.model
+    keys = KeyRing(settings.api_keys)
     limits = Limits(settings.max_upload_mb * MIB, settings.max_audio_seconds)
     doors = [
         *Status(supervisor, dispatcher, model, lambda: spool.used_bytes).routes(),
         *Transcriptions(supervisor, dispatcher, spool, model, limits).routes(),
+        *Doors(hub, keys, model).routes(),
     ]
     middleware = [
         Middleware(RequestContext, seen=reclaimer.request_seen),
         Middleware(ErrorBoundary),
-        Middleware(Guard, keys=KeyRing(settings.api_keys)),
+        Middleware(Guard, keys=keys),
     ]
     return Starlette(routes=doors, middleware=middleware, exception_handlers=HANDLERS)
 

@@ -241,9 +241,12 @@ class LiveStream:
                 known = self._utterances[number]
                 self._utterances[number] = msgspec.structs.replace(known, emitted=known.emitted + text)
                 self.crashes = 0
-            case UtteranceFinal(utterance=number):
+            case UtteranceFinal(utterance=number, through_sample=through):
                 self._utterances.pop(number, None)
                 self.crashes = 0
+                # Its audio must not be heard again, even if the worker dies before its next word about progress.
+                oldest = min((known.start_sample for known in self._utterances.values()), default=through)
+                self.replay.forget(self.clock.byte_of(min(through, oldest)))
             case UtteranceEnded(token=token):
                 self.replay.answered(EndUtterance, token)
             case AudioCleared(utterance=number, through_sample=through):

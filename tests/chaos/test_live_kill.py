@@ -1,0 +1,119 @@
+"""A call survives the death of its worker, wherever it strikes: same words, no event twice, times that only grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gateway.app import Gateway
+from gateway.lifecycle import Phase
+from shared.streams import SpeechStarted, SpeechStopped, UtteranceDelta, UtteranceFinal
+from tests.chaos.conftest import Call, open_call
+from tests.speech import clip, join, transcripts, word_errors
+
+CLIPS = ("librivox-0880", "librivox-0930", "librivox-0890")
+SAID = " ".join(transcripts()[name] for name in CLIPS)
+PACE = 1.5
+
+
+def script() -> bytes:
+    """Three sentences with a second between them, s16le."""
+    audio = join([clip(name) for name in CLIPS], [0.3, 1.0, 1.0])
+    return (np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes()
+
+
+async def call_with(running: Gateway, *kills: Callable[[Call], bool]) -> Call:
+    """Play the script; the worker is killed at the first moment at which each condition in turn holds."""
+    call, listening = open_call(running)
+    playing = asyncio.ensure_future(call.play(script(), pace=PACE))
+    for condition in kills:
+        await call.until(lambda condition=condition: condition(call), "the moment to kill")  # type: ignore[misc]
+        assert call.kill_worker(), "no worker to kill"
+        await call.until(lambda: running.supervisor.phase is not Phase.READY or True, "noticed")
+    await playing
+    call.stream.finish()
+    async with asyncio.timeout(40):
+        await listening
+    call.check()
+    return call
+
+
+def errors(call: Call) -> int:
+    return word_errors(SAID, call.text)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, int]:
+    return {}
+
+
+def count(call: Call, kind: type) -> int:
+    return sum(isinstance(event, kind) for event in call.events)
+
+
+def ready(call: Call) -> bool:
+    return call.gateway.supervisor.phase is Phase.READY and bool(call.stream.generation)
+
+
+MOMENTS: dict[str, Callable[[Call], bool]] = {
+    "in speech": lambda call: ready(call) and count(call, SpeechStarted) == 1 and call.sent_s > 1.5,
+    "in silence": lambda call: ready(call) and count(call, UtteranceFinal) == 1 and call.sent_s > 4.1,
+    "right after a delta": lambda call: ready(call) and count(call, UtteranceDelta) >= 1,
+    "right before a final": lambda call: count(call, SpeechStopped) == 1,
+    "while spawning": lambda call: (
+        call.gateway.supervisor.phase is Phase.STARTING and call.gateway.supervisor.report()["pid"] is not None
+    ),
+}
+
+
+async def test_nobody_dies(running: Gateway) -> None:
+    call = await call_with(running)
+    assert errors(call) <= 3
+    assert len(call.finals) >= 3
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_one_death(running: Gateway, moment: str) -> None:
+    call = await call_with(running, MOMENTS[moment])
+    assert errors(call) <= 5, call.text
+    assert call.stream.restarts == (0 if moment == "while spawning" else 1)
+
+
+@pytest.mark.slow
+async def test_five_deaths_in_one_call(running: Gateway) -> None:
+    def at(second: float) -> Callable[[Call], bool]:
+        return lambda call: ready(call) and call.sent_s > second
+
+    call = await call_with(running, *(at(second) for second in (1.0, 3.0, 5.5, 8.0, 11.0)))
+    assert call.kills == 5
+    assert errors(call) <= 8, call.text
+
+
+async def test_cold_call_has_its_first_word(running: Gateway) -> None:
+    """Audio comes from the first moment; the worker is not there yet."""
+    call, listening = open_call(running)
+    audio = (clip("librivox-0880") * 32767).astype("<i2").tobytes()
+    await call.play(audio, pace=3)
+    call.stream.finish()
+    await asyncio.wait_for(listening, 30)
+    assert call.text.lower().startswith("he was not")
+    assert call.text.lower().rstrip(".,").endswith("young man")
+
+
+@pytest.mark.parametrize("base", [{"NAPSCRIBE_IDLE_SECONDS": "0.5"}], indirect=True)
+async def test_a_silent_socket_parks_and_speech_wakes_it(running: Gateway) -> None:
+    call, listening = open_call(running)
+    audio = (clip("librivox-0930") * 32767).astype("<i2").tobytes()
+    for generation in (1, 2):
+        await call.play(audio + bytes(32_000 * 1), pace=2)
+        await call.until(lambda g=generation: len(call.finals) == g, "final")  # type: ignore[misc]
+        await call.until(lambda: running.supervisor.phase is Phase.STOPPED, "the worker sleeps")
+        assert running.hub.report()["parked"] == 1
+    call.stream.finish()
+    await asyncio.wait_for(listening, 30)
+    call.check()
+    assert word_errors(" ".join([transcripts()["librivox-0930"]] * 2), call.text) <= 2
+    assert running.supervisor.report()["generation"] >= 2
