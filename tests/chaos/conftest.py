@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -86,7 +87,7 @@ class Call:
         assert set(final) == set(started), "an utterance without its final"
         times = [(event.start_sample, event.end_sample) for event in self.finals]
         assert all(start < end for start, end in times)
-        assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False)), f"times go backwards: {times}"
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(times)), f"times go backwards: {times}"
         for number in final:
             kinds = [type(e) for e in self.events if getattr(e, "utterance", None) == number]
             assert kinds[0] is SpeechStarted
