@@ -19,6 +19,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """What the worker is told: ``embedded``, a hub id, a folder or ``scripted:…``."""
     id: str
     """What clients are told."""
+    languages: tuple[str, ...] = ()
+    """ISO 639-1 codes, where they are known without the worker."""
 
 
 def served_model(setting: str) -> ServedModel:
@@ -26,7 +28,7 @@ def served_model(setting: str) -> ServedModel:
     if setting == "auto":
         setting = QWEN_DEFAULT if _has_cuda() else EMBEDDED
     if setting == EMBEDDED:
-        return ServedModel(EMBEDDED, EMBEDDED_ID)
+        return ServedModel(EMBEDDED, EMBEDDED_ID, ("en",))
     if setting.startswith("scripted"):
         return ServedModel(setting, "scripted")
     path = Path(setting).expanduser()

@@ -15,6 +15,7 @@ from gateway.form import resolve_model
 from gateway.lifecycle import Phase
 from gateway.model import ServedModel
 from gateway.process import resident_bytes
+from gateway.streams.hub import Hub
 from gateway.supervisor import Supervisor
 from shared.errors import Conflict
 from shared.version import __version__
@@ -28,10 +29,16 @@ class Status:
     """The status doors, bound to what they report on."""
 
     def __init__(
-        self, supervisor: Supervisor, dispatcher: Dispatcher, model: ServedModel, spool_used: Callable[[], int]
+        self,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        hub: Hub,
+        model: ServedModel,
+        spool_used: Callable[[], int],
     ) -> None:
         self._supervisor = supervisor
         self._dispatcher = dispatcher
+        self._hub = hub
         self._model = model
         self._spool_used = spool_used
         self._created = int(time.time())
@@ -71,7 +78,7 @@ class Status:
             "version": __version__,
             "model": self._model.id,
             "worker": self._supervisor.report(),
-            "queue": self._dispatcher.report(),
+            "queue": {**self._dispatcher.report(), "live": self._hub.report()},
             "spool_bytes": self._spool_used(),
             "gateway_resident_bytes": resident_bytes("self"),
         }

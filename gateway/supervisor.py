@@ -114,6 +114,7 @@ class Supervisor:
         self._recorder: tuple[int, Recorder | None] = (0, None)
         self._worker: Worker | None = None
         self._word_times = "none"
+        self._languages: tuple[str, ...] = ()
         self._fatal: Fatal | None = None
         self._waiters: list[asyncio.Future[Worker]] = []
         self._changed = asyncio.Event()
@@ -201,6 +202,11 @@ class Supervisor:
         """``exact``, ``estimated`` or ``none``, as the last engine declared it."""
         return self._word_times
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """ISO 639-1 codes, as the last engine declared them; empty before there was one."""
+        return self._languages
+
     def starting(self) -> str:
         """One phrase about where a start is, for people who wait."""
         phase, fraction = self._phase_of_start
@@ -240,6 +246,7 @@ class Supervisor:
             case Ready(capabilities=capabilities, credits=credits) if self._process is not None:
                 self._worker = Worker(event.generation, self._process.pid, capabilities, credits)
                 self._word_times = capabilities.word_times
+                self._languages = capabilities.languages
                 self.spawn_seconds = self._loop.time() - self._started_at
                 self.post(lifecycle.BecameReady(event.generation))
             case Fatal():

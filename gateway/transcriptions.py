@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -12,51 +11,30 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import sse
-from gateway.dispatch import Dispatcher
-from gateway.event_stream import EventStream, disconnected, settle
-from gateway.file_job import FileJob
+from gateway.event_stream import EventStream
 from gateway.form import TranscriptionRequest, parse_request, resolve_model
 from gateway.model import ServedModel
+from gateway.reception import Reception, Visit, restart_headers, stage_times
 from gateway.render import languages, rendered, token_logprobs, usage
-from gateway.spool import Spool, SpoolFile
-from gateway.supervisor import Lease, Supervisor
-from gateway.transcript import TextStream, Transcript
-from gateway.upload import receive_form
-from shared.errors import Cancelled, Unsupported
-from shared.messages import Delta, FileOptions, Lane
-from shared.pcm import seconds
-
-INTERACTIVE_BYTES = 1024 * 1024
-"""An upload up to this size is short (33 s as 16 kHz WAV) and goes before batches."""
+from gateway.transcript import TextStream
+from shared.errors import Unsupported
+from shared.messages import Delta, FileOptions
 
 
 @dataclass(frozen=True)
-class Limits:
-    max_upload_bytes: int
-    max_audio_seconds: float
-
-
-@dataclass(frozen=True)
-class _Visit:
-    """One request and all that must be given back at its end."""
+class _Order:
+    """What was asked, and the visit that works on it."""
 
     request: TranscriptionRequest
-    job: FileJob
-    lease: Lease
-    file: SpoolFile
+    visit: Visit
 
 
 class Transcriptions:
     """The OpenAI doors for files."""
 
-    def __init__(
-        self, supervisor: Supervisor, dispatcher: Dispatcher, spool: Spool, model: ServedModel, limits: Limits
-    ) -> None:
-        self._supervisor = supervisor
-        self._dispatcher = dispatcher
-        self._spool = spool
+    def __init__(self, reception: Reception, model: ServedModel) -> None:
+        self._reception = reception
         self._model = model
-        self._limits = limits
 
     def routes(self) -> list[Route]:
         return [
@@ -66,8 +44,8 @@ class Transcriptions:
         ]
 
     async def transcribe(self, request: Request) -> Response:
-        visit = await self._admit(request, stream=None)
-        return self._stream(request, visit) if visit.request.stream else await self._whole(request, visit)
+        order = await self._admit(request, stream=None)
+        return self._stream(request, order) if order.request.stream else await self._whole(request, order)
 
     async def stream(self, request: Request) -> Response:
         """The same with ``stream=true``, for clients that cannot set a field."""
@@ -80,90 +58,53 @@ class Transcriptions:
             hint="Use /v1/audio/transcriptions and translate the text.",
         )
 
-    # ------------------------------------------------------------ in
-
-    async def _admit(self, request: Request, stream: bool | None) -> _Visit:
+    async def _admit(self, request: Request, stream: bool | None) -> _Order:
         """Upload to spool, check every field, queue. Raises what is wrong, with nothing left behind."""
-        form = await receive_form(request, self._spool, max_file_bytes=self._limits.max_upload_bytes)
+        form = await self._reception.receive(request)
         try:
             parsed = parse_request(form.fields, stream=stream)
             resolve_model(parsed.model, self._model.id)
-            lane = Lane.INTERACTIVE if parsed.stream or form.file.size <= INTERACTIVE_BYTES else Lane.BATCH
-            job = FileJob(request.state.request_id, lane, form.file.path, self._options(parsed))
-            lease = self._supervisor.lease()
-            try:
-                self._dispatcher.submit(job)
-            except BaseException:
-                lease.release()
-                raise
+            visit = self._reception.admit(request, form, self._options(parsed), reads_along=parsed.stream)
         except BaseException:
             form.file.discard()
             raise
-        return _Visit(parsed, job, lease, form.file)
+        return _Order(parsed, visit)
 
     def _options(self, parsed: TranscriptionRequest) -> FileOptions:
-        options = parsed.file_options(max_seconds=self._limits.max_audio_seconds)
+        options = parsed.file_options(max_seconds=self._reception.limits.max_audio_seconds)
         return msgspec.structs.replace(options, deltas=parsed.stream)
 
-    async def _leave(self, visit: _Visit) -> None:
-        self._dispatcher.abandon(visit.job)
-        visit.lease.release()
-        visit.file.discard()
-
-    # ------------------------------------------------------------ out
-
-    async def _whole(self, request: Request, visit: _Visit) -> Response:
+    async def _whole(self, request: Request, order: _Order) -> Response:
         """Everything at once, unless the caller leaves first."""
-        job = visit.job
-        work = asyncio.ensure_future(job.result())
-        gone = asyncio.ensure_future(disconnected(request.receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise Cancelled("The caller left.")
-            await work
-        finally:
-            await settle(work, gone)
-            request.state.timings.update(stage_times(job))
-            await self._leave(visit)
-        wanted = visit.request
+        wanted = order.request
         body, content_type = await rendered(
-            self._transcript(job),
+            await self._reception.finish(request, order.visit),
             wanted.response_format,
             granularities=wanted.granularities,
             logprobs=wanted.logprobs,
             temperature=wanted.temperature,
         )
-        return Response(body, headers={"content-type": content_type, **restart_headers(job)})
+        return Response(body, headers={"content-type": content_type, **restart_headers(order.visit.job)})
 
-    def _transcript(self, job: FileJob) -> Transcript:
-        done = job.done
-        assert done is not None
-        return Transcript(
-            segments=tuple(job.segments),
-            duration=seconds(done.duration_samples),
-            language=done.language,
-            word_times=self._supervisor.word_times,
-        )
-
-    def _stream(self, request: Request, visit: _Visit) -> Response:
+    def _stream(self, request: Request, order: _Order) -> Response:
+        job = order.visit.job
         timings: dict[str, float] = request.state.timings
 
         def begin() -> None:
             """The status line leaves before the work is done: what is known by then."""
-            known = stage_times(visit.job)
+            known = stage_times(job)
             timings.update(queue=known["queue"], spawn=known["spawn"])
 
         async def leave() -> None:
-            timings.update(stage_times(visit.job))
-            await self._leave(visit)
+            timings.update(stage_times(job))
+            self._reception.leave(order.visit)
 
-        return EventStream(self._frames(visit), self._supervisor.starting, begin, leave)
+        return EventStream(self._frames(order), self._reception.waiting_for, begin, leave)
 
-    async def _frames(self, visit: _Visit) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, order: _Order) -> AsyncGenerator[bytes, None]:
         """The done text is what was sent, so that both are the same by construction."""
-        job, stream = visit.job, TextStream()
-        logprobs = visit.request.logprobs
+        job, stream = order.visit.job, TextStream()
+        logprobs = order.request.logprobs
         async for event in job.progress():
             if isinstance(event, Delta):
                 piece, known = stream.delta(event), None
@@ -171,7 +112,7 @@ class Transcriptions:
                 piece, known = stream.segment(event), token_logprobs([event]) if logprobs else None
             if piece:
                 yield sse.delta(piece, logprobs=known)
-        transcript = self._transcript(job)
+        transcript = self._reception.transcript(job)
         yield sse.done(
             stream.text,
             usage=usage(transcript),
@@ -179,22 +120,3 @@ class Transcriptions:
             logprobs=token_logprobs(job.segments) if logprobs else None,
         )
         yield sse.DONE
-
-
-def stage_times(job: FileJob) -> dict[str, float]:
-    """Milliseconds by stage, for ``server-timing``."""
-    stages = {
-        "queue": job.queued_ns,
-        "spawn": job.spawn_ns,
-        "decode": job.timings.decode_ns,
-        "vad": job.timings.vad_ns,
-        "engine": job.timings.engine_ns,
-    }
-    return {name: ns / 1e6 for name, ns in stages.items()}
-
-
-def restart_headers(job: FileJob) -> dict[str, str]:
-    """How often the worker had to be replaced under this request, and how many segments were done twice; absent for none."""
-    if not job.restarts:
-        return {}
-    return {"x-worker-restarts": str(job.restarts), "x-redone-segments": str(job.redone_segments)}

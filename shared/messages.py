@@ -29,7 +29,9 @@ class FileOptions(msgspec.Struct, frozen=True, array_like=True):
     """Somebody reads along: send the words of a segment while it is still being decoded, where the engine can."""
     raw: RawAudio | None = None
     max_seconds: float = 0.0
-    """Bound on decoded audio, seconds."""
+    """Bound on decoded audio, seconds; beyond it the file is refused."""
+    clip_seconds: float = 0.0
+    """Only the beginning of the recording, so many seconds; 0 is all of it."""
 
 
 # ---------------------------------------------------------------- commands

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shared.errors import EngineFailed, ModelLoadFailed, NapscribeError
 from shared.journal import log
+from shared.pcm import seconds
 from shared.recorder import Recorder, Slot
 from worker.decode import AudioFile
 from worker.engines.base import Audio
@@ -131,7 +132,8 @@ class Feeder:
         """One chunk of audio of this job, and the segments that it completes."""
         began = time.monotonic_ns()
         reader = self._readers.get(job.id) or self._open(job)
-        chunk = next(reader.chunks, None)
+        clip = job.command.options.clip_seconds
+        chunk = None if clip and seconds(reader.file.samples) >= clip else next(reader.chunks, None)
         decoded = time.monotonic_ns()
         segments = reader.segmenter.flush() if chunk is None else reader.segmenter.push(chunk)
         with job.lock:
