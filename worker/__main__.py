@@ -7,9 +7,12 @@ said why), anything else is a crash.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -22,12 +25,13 @@ from worker.guard import die_with
 from worker.inbox import Bell, Inbox
 
 if TYPE_CHECKING:
+    from worker.engines.base import Engine
     from worker.live_audio import Arrival, Happening
     from worker.scheduler import Scheduler
 
 EXIT_BUG = 1
 EXIT_LOAD_FAILED = 3
-AIM = 0.6
+AIM = 0.8
 """Preferred length of a segment, as a share of the longest that the engine takes."""
 FILE_JOBS_AHEAD = 2
 """Batch jobs in the worker beyond those that the engine works on at once: their audio is decoded meanwhile."""
@@ -42,6 +46,7 @@ class WorkerProcess:
         self._recorder = Recorder(arguments.recorder)
         self._bell = Bell()
         self._scheduler: Scheduler | None = None
+        self._engine: Engine | None = None
         self._audio_age = lambda: 0
         self._inbox = Inbox(arguments.data, arguments.control, self._generation, self._bell, self._pong)
 
@@ -62,34 +67,43 @@ class WorkerProcess:
         return 0
 
     def _load(self) -> Scheduler:
-        """Load engine and voice activity detection side by side, then say ready. Raises ModelLoadFailed."""
+        """Load the engine while the ears' libraries load beside it, then say ready. Raises ModelLoadFailed."""
+        hearing = threading.Thread(target=_import_hearing, name="import", daemon=True)
+        hearing.start()
         from worker.engines import registry
+
+        self._report("imported", 0.0)
+        engine = registry.create(self._arguments.model, self._arguments.threads)
+        capabilities = engine.load(self._report)
+        self._engine = engine
+        hearing.join()
+        scheduler = self._connect(engine, capabilities)
+        self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
+        return scheduler
+
+    def _connect(self, engine: Engine, capabilities: Capabilities) -> Scheduler:
+        """Ears for files and for streams, and the scheduler between them and the engine. Raises ModelLoadFailed."""
         from worker.feeder import Feeder, read_ahead
         from worker.live_audio import LiveAudio
         from worker.scheduler import Scheduler
         from worker.segments import SegmentPolicy
+        from worker.vad import load_vad
 
-        self._report("imported", 0.0)
-        engine = registry.create(self._arguments.model, self._arguments.threads)
-        feeder = Feeder(self._bell, self._recorder)
-        feeder.start()
-        capabilities = engine.load(self._report)
+        vad = load_vad()
         policy = SegmentPolicy(aim_s=AIM * capabilities.max_segment_s, max_s=capabilities.max_segment_s)
-        feeder.configure(policy, read_ahead(capabilities.max_batch))
-        vad = feeder.wait_loaded()
-        emit = self._inbox.emit
-        scheduler = Scheduler(engine, capabilities, self._generation, emit, feeder, self._recorder)
+        feeder = Feeder(vad, policy, read_ahead(capabilities.max_batch), self._bell, self._recorder)
+        scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
 
         def tell(request_id: str, happening: Happening, arrival: Arrival | None) -> None:
             scheduler.tell(request_id, happening, arrival)
             self._bell.ring()
 
-        ears = LiveAudio(self._generation, emit, tell, vad, capabilities.max_segment_s, self._recorder)
+        ears = LiveAudio(self._generation, self._inbox.emit, tell, vad, capabilities.max_segment_s, self._recorder)
         scheduler.connect(ears.final_said)
-        ears.start()
         self._inbox.hear(ears.give)
         self._audio_age = lambda: max(feeder.age_ns(), ears.age_ns())
-        emit(Ready(self._generation, capabilities, _credits(capabilities)))
+        feeder.start()
+        ears.start()
         return scheduler
 
     def _report(self, phase: str, fraction: float) -> None:
@@ -107,7 +121,15 @@ class WorkerProcess:
             preemptions=scheduler.preemptions,
             steps=scheduler.steps,
             queued=scheduler.queued(),
+            device_memory=self._engine.device_memory if self._engine else 0,
         )
+
+
+def _import_hearing() -> None:
+    """Decoders and ONNX Runtime take a third of a second to import. A failure shows where they are used."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("worker.feeder")
+        importlib.import_module("worker.live_audio")
 
 
 def _credits(capabilities: Capabilities) -> dict[Lane, int]:

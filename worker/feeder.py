@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import EngineFailed, ModelLoadFailed, NapscribeError
+from shared.errors import EngineFailed, NapscribeError
 from shared.journal import log
 from shared.pcm import seconds
 from shared.recorder import Recorder, Slot
@@ -37,9 +37,11 @@ class _Reader:
 class Feeder:
     """Owns the files and their segmenters; hands finished segments to their jobs."""
 
-    def __init__(self, bell: Bell, recorder: Recorder) -> None:
-        self._policy = SegmentPolicy()
-        self._ahead = 2
+    def __init__(self, vad: SileroVad, policy: SegmentPolicy, ahead: int, bell: Bell, recorder: Recorder) -> None:
+        """``ahead``: segments of one file that may wait for the engine."""
+        self._vad = vad
+        self._policy = policy
+        self._ahead = ahead
         self._bell = bell
         self._recorder = recorder
         self._jobs: dict[str, FileJob] = {}
@@ -47,29 +49,10 @@ class Feeder:
         self._dropped: collections.deque[str] = collections.deque()
         self._wanted = threading.Condition()
         self._began_ns = 0
-        self._vad: SileroVad | None = None
-        self._loaded = threading.Event()
-        self._load_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="audio", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; it loads its model first."""
         self._thread.start()
-
-    def wait_loaded(self) -> SileroVad:
-        """Wait for the voice activity model, which live audio shares. Raises ModelLoadFailed."""
-        self._loaded.wait()
-        if self._load_error is not None or self._vad is None:
-            raise ModelLoadFailed(
-                f"Voice activity detection cannot be loaded: {self._load_error}",
-                hint="Install the server again: pip install 'napscribe[embedded]'.",
-            )
-        return self._vad
-
-    def configure(self, policy: SegmentPolicy, ahead: int) -> None:
-        """Once, before the first job. ``ahead``: segments of one file that may wait for the engine."""
-        self._policy = policy
-        self._ahead = ahead
 
     def add(self, job: FileJob) -> None:
         with self._wanted:
@@ -96,13 +79,6 @@ class Feeder:
     # ------------------------------------------------------------ the audio thread
 
     def _run(self) -> None:
-        try:
-            self._vad = SileroVad()
-        except Exception as error:
-            self._load_error = error
-            return
-        finally:
-            self._loaded.set()
         while True:
             with self._wanted:
                 while self._dropped:
@@ -149,7 +125,6 @@ class Feeder:
 
     def _open(self, job: FileJob) -> _Reader:
         command, options = job.command, job.command.options
-        assert self._vad is not None
         file = AudioFile(
             Path(command.path), raw=options.raw, max_seconds=options.max_seconds, base_sample=command.base_sample
         )

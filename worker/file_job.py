@@ -15,7 +15,7 @@ from shared.errors import NapscribeError
 from shared.messages import Delta, Event, FileDone, FileTimings, Lane, SegmentDone, TranscribeFile, Word
 from shared.pcm import seconds
 from worker.engines.base import EngineSequence, Final, Hypothesis, SequenceRequest
-from worker.repetition import collapse_repetitions
+from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.segments import Segment
 from worker.word_times import spread_words
 
@@ -137,7 +137,7 @@ class FileJob:
         segment = entry.segment
         text = final.text
         if not entry.emitted:
-            text = collapse_repetitions(text).strip()
+            text = collapse_word_runs(collapse_repetitions(text)).strip()
         if final.language:
             self.languages[final.language] += 1
         return SegmentDone(

@@ -20,7 +20,7 @@ from shared.streams import (
 from worker.endpointing import Begin, End, Speech
 from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
 from worker.live_audio import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
-from worker.repetition import collapse_repetitions
+from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.stabilizer import Stabilizer
 from worker.word_times import spread_words
 
@@ -103,6 +103,7 @@ class LiveStream:
             temperature=options.temperature,
             prefix=begin.emitted if self.accepts_prefix else "",
             words=options.words,
+            logprobs=options.logprobs,
             partials=options.partials,
             base_sample=begin.start_sample,
         )
@@ -186,7 +187,9 @@ class LiveStream:
 
     def _final(self, utterance: LiveUtterance, final: Final, end: End) -> list[Event]:
         said = utterance.stabilizer.said
-        text = final.text if said and self.accepts_prefix else collapse_repetitions(final.text).strip()
+        text = (
+            final.text if said and self.accepts_prefix else collapse_word_runs(collapse_repetitions(final.text)).strip()
+        )
         events: list[Event] = []
         rest = utterance.stabilizer.final(text)
         if rest:
@@ -208,6 +211,7 @@ class LiveStream:
                 cause=end.cause,
                 revised=utterance.stabilizer.revised(text),
                 timings=self._timings(utterance),
+                logprobs=final.logprobs,
             )
         )
         return events

@@ -82,11 +82,8 @@ def split_words(text: str) -> list[str]:
 def _shares(marks: Sequence[float], places: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
     """For each region the range of its words: edges of regions, on the scale of spoken weight, moved to ends of words."""
     spoken = list(accumulate(end - start for start, end in places))
-    cuts = [0]
-    for edge in spoken[:-1]:
-        cuts.append(max(cuts[-1], _nearest(marks, edge / spoken[-1] * marks[-1])))
-    cuts.append(len(marks) - 1)
-    return list(pairwise(cuts))
+    inner = [_nearest(marks, edge / spoken[-1] * marks[-1]) for edge in spoken[:-1]]
+    return list(pairwise([0, *inner, len(marks) - 1]))
 
 
 def _nearest(marks: Sequence[float], value: float) -> int:

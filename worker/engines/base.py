@@ -78,6 +78,7 @@ class Final:
     language: str = ""
     """ISO 639-1 code, empty if the engine does not know."""
     words: tuple[WordTime, ...] = ()
+    """Only from an engine whose times are exact; others leave it to the caller, who knows where speech was."""
     avg_logprob: float | None = None
     logprobs: tuple[tuple[str, float], ...] = ()
     finish_reason: str = "stop"
@@ -109,6 +110,11 @@ class EngineSequence(Protocol):
 
 class Engine(Protocol):
     """See the module. Every method is called from one thread, the scheduler's."""
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes held on an accelerator, 0 without one. Safe from any thread."""
+        ...
 
     def load(self, report: Report) -> Capabilities:
         """Load and warm up. Raises ModelLoadFailed with a hint that a person can follow."""
@@ -153,7 +159,7 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class BufferedSequence:
     """Audio and flags that most engines need of a sequence."""
 
