@@ -6,11 +6,9 @@ import hashlib
 import hmac
 from collections.abc import Collection, Iterable, Iterator
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors_http import response
-from gateway.upload import Body
 from shared.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health"})
@@ -64,7 +62,6 @@ class Guard:
         if refusal is None:
             await self._app(scope, receive, send)
             return
-        await Body(receive, Headers(scope=scope)).drain()
         await response(refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Unauthorized | None:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.request_body import Body
 from shared import errors, journal
 
 DEFAULT_RETRY_AFTER_S = 2.0
@@ -96,11 +98,12 @@ HANDLERS: dict[Any, Any] = {
 
 
 class ErrorBoundary:
-    """ASGI middleware, the outermost of ours: an error nobody expected becomes a 500 that tells nothing but its code.
+    """ASGI middleware around every door: no request ends in a bare traceback, none in a connection reset.
 
-    Errors of our tree raised by other middlewares are answered, too. After the first byte of an answer there is
-    nothing left to say: the error goes up, so that the server cuts the connection instead of ending the answer as if
-    it were whole.
+    An error nobody expected becomes a 500 that tells nothing but its code; errors of our tree that other middlewares
+    raise are answered, too. Before an answer that refuses the request, the unread rest of its body is dropped, within
+    bounds. After the first byte of an answer there is nothing left to say: the error goes up, so that the server cuts
+    the connection instead of ending the answer as if it were whole.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -110,20 +113,24 @@ class ErrorBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = Body(receive, Headers(scope=scope))
         started = False
 
         async def watched(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                if message["status"] >= 400:
+                    await body.drain()
+                started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, body.receive, watched)
         except Exception as error:
             answer = error if isinstance(error, errors.NapscribeError) else unexpected(error, scope["path"])
             if started:
                 raise
-            await response(answer)(scope, receive, send)
+            await response(answer)(scope, body.receive, watched)
 
 
 def unexpected(error: BaseException, where: str) -> errors.NapscribeError:

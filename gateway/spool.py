@@ -14,7 +14,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,11 @@ from shared import errors, journal
 
 BATCH_BYTES = 256 * 1024
 """Bytes gathered before one write. An upload holds at most this much and the chunk that filled it."""
+
+BUFFER_BYTES = 16 * 1024 * 1024
+"""Bytes gathered by all uploads together; where they are many, each writes smaller batches."""
+
+LEAST_BATCH_BYTES = 32 * 1024
 
 RETRY_AFTER_S = 5.0
 """Seconds a caller is asked to wait when the spool is full: a job or two end in that time."""
@@ -67,6 +71,11 @@ class Spool:
     def free_bytes(self) -> int:
         """Bytes that may still be reserved."""
         return max(0, self.quota_bytes - self._used)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes that a file gathers before it writes, as many files as there are now."""
+        return max(LEAST_BATCH_BYTES, min(BATCH_BYTES, BUFFER_BYTES // max(1, self._live)))
 
     @property
     def warning(self) -> str:
@@ -183,7 +192,7 @@ class SpoolFile:
             raise
         self.size += len(data)
         self._pending += data
-        if len(self._pending) >= BATCH_BYTES:
+        if len(self._pending) >= self._spool.batch_bytes:
             await self._flush(self._append)
 
     async def close(self) -> None:
@@ -280,7 +289,7 @@ def _nothing() -> None:
 def _claim_folder(directory: Path) -> tuple[Path, int]:
     """A new private folder and the descriptor whose lock says that its owner lives."""
     while True:
-        folder = directory / f"{_FOLDER_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        folder = directory / f"{_FOLDER_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         folder.mkdir(mode=0o700)
         lock = _lock(folder)
         if lock is not None:

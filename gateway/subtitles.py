@@ -34,6 +34,9 @@ _WHOLE = 4.0
 """Merit of not cutting: more than the end of a sentence, less than one with a pause behind it."""
 
 _SENTENCE_ENDS = frozenset(".!?。！？…؟।")
+_ABBREVIATIONS = frozenset(
+    {"mr", "mrs", "ms", "dr", "prof", "st", "sr", "sra", "jr", "nr", "vs", "hr", "fr", "mme", "bzw"}
+)
 _CLAUSE_ENDS = frozenset(",;:،、，；：—–")
 _CLOSERS = "\"'”’»)]）」』】"
 
@@ -137,15 +140,14 @@ def _best_cut(tokens: Sequence[Token], first: int, last: int, whole: bool) -> in
 
 
 def _merit(tokens: Sequence[Token], first: int, cut: int) -> float:
-    """How good it is to go on with a new cue at ``cut``: about 3 after a sentence, below 0 where a word is left alone."""
-    ending = _ending(tokens[cut - 1])
-    merit = 3.0 if ending in _SENTENCE_ENDS else 1.5 if ending in _CLAUSE_ENDS else 0.0
+    """How good it is to go on with a new cue at ``cut``: about 3 after a sentence, below 0 where a word is left alone or unread."""
+    merit = 3.0 if _ends_sentence(tokens[cut - 1]) else 1.5 if _ending(tokens[cut - 1]) in _CLAUSE_ENDS else 0.0
     pause = _pause(tokens, cut)
     if pause >= _BREATH_MS:
         merit += min(2.0, pause / 500)
     if tokens[cut].glued:
         merit -= 0.5
-    if cut - first == 1 or _paragraph_ends(tokens, cut + 1):
+    if cut - first == 1 or _paragraph_ends(tokens, cut + 1) or tokens[cut].start - tokens[first].start < _LEAST_MS:
         merit -= 3.0
     return merit
 
@@ -172,14 +174,22 @@ def _line_cost(group: Sequence[Token], ends: Sequence[int], cut: int) -> float:
     upper = ends[cut - 1]
     lower = ends[-1] - ends[cut] + group[cut].width
     overflow = max(0, upper - MAX_COLUMNS, lower - MAX_COLUMNS)
-    ending = _ending(group[cut - 1])
-    punctuated = ending in _SENTENCE_ENDS or ending in _CLAUSE_ENDS
+    punctuated = _ends_sentence(group[cut - 1]) or _ending(group[cut - 1]) in _CLAUSE_ENDS
     return 1000 * overflow + abs(upper - lower) - (12 if punctuated else 0)
 
 
 def _step(token: Token, begins_line: bool) -> int:
     """Columns that a token adds to its line."""
     return token.width if begins_line or token.glued else token.width + 1
+
+
+def _ends_sentence(token: Token) -> bool:
+    """Whether a sentence may end here: not behind a title, an initial or a number (``Mr.``, ``J.``, ``3.``)."""
+    text = token.text.rstrip(_CLOSERS)
+    if text[-1:] != ".":
+        return text[-1:] in _SENTENCE_ENDS
+    stem = text[:-1].lower()
+    return len(stem) > 1 and stem not in _ABBREVIATIONS and not stem.isdecimal()
 
 
 def _ending(token: Token) -> str:

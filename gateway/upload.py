@@ -1,21 +1,18 @@
 """From the body of a request to a file in the spool, as it arrives: nothing of it is ever whole in memory.
 
-The parser is python-multipart's, driven by callbacks; it is imported with the first upload. A refusal (too large, no
-room, malformed) first drops what was stored and then reads on for a bounded while, so that a client that sends its
-whole body before it listens gets the answer and not a connection reset.
+The parser is python-multipart's, driven by callbacks; it is imported with the first upload. After a refusal (too large,
+no room, malformed) nothing is left in the spool; what the client still sends is ``ErrorBoundary``'s to drop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive
-
+from gateway.request_body import Body
 from gateway.spool import Spool, SpoolFile, spool_full
 from shared import errors
 
@@ -38,13 +35,6 @@ MAX_PART_HEADERS = 16
 MAX_PART_HEADER_BYTES = 8 * 1024
 """Bytes of one header line of a part."""
 
-STALL_S = 60.0
-"""Seconds without a byte after which an upload is given up: it holds room in the spool."""
-
-DRAIN_BYTES = 64 * 1024 * 1024
-DRAIN_S = 5.0
-"""Bounds on what is read and dropped after a refusal."""
-
 _BARE_VALUE_BYTES = 1024
 """A file field without name and type, and no longer than this, is a path that a shell user forgot the @ of."""
 
@@ -63,52 +53,6 @@ class Form:
     """Last component of what the client called it, printable; for messages only, never a path."""
     content_type: str = ""
     """As the client declared it, lower case, without parameters."""
-
-
-class Body:
-    """The body of a request, read from ASGI directly, so that what is unread is known after a refusal."""
-
-    def __init__(self, receive: Receive, headers: Mapping[str, str], *, stall_s: float = STALL_S) -> None:
-        self._receive = receive
-        self._stall_s = stall_s
-        self._untouched_expect = headers.get("expect", "").lower() == "100-continue"
-        self.finished = False
-        """Nothing follows: the last message was read, or the client is gone."""
-
-    async def read(self) -> bytes | None:
-        """The next piece, None at the end. Raises Cancelled if the client leaves, BadRequest if it is still too long."""
-        if self.finished:
-            return None
-        try:
-            async with asyncio.timeout(self._stall_s):
-                return await self._next()
-        except TimeoutError:
-            self.finished = True
-            raise errors.BadRequest(f"The upload stalled for {self._stall_s:g} s.") from None
-
-    async def drain(self) -> None:
-        """Read and drop what is left, within ``DRAIN_BYTES`` and ``DRAIN_S``.
-
-        A client that asked whether it may send (``Expect: 100-continue``) and has not begun needs no draining: reading
-        would be the invitation.
-        """
-        if self._untouched_expect:
-            return
-        left = DRAIN_BYTES
-        with contextlib.suppress(TimeoutError, errors.Cancelled):
-            async with asyncio.timeout(DRAIN_S):
-                while left > 0 and not self.finished:
-                    left -= len(await self._next())
-
-    async def _next(self) -> bytes:
-        self._untouched_expect = False
-        message = await self._receive()
-        if message["type"] != "http.request":
-            self.finished = True
-            raise errors.Cancelled("The client left during its upload.")
-        self.finished = not message.get("more_body", False)
-        chunk: bytes = message.get("body", b"")
-        return chunk
 
 
 async def receive_form(
@@ -169,16 +113,12 @@ class _Bounds:
 
 @contextlib.asynccontextmanager
 async def _receiving(request: Request, spool: Spool, bounds: _Bounds) -> AsyncIterator[tuple[Body, SpoolFile]]:
-    """A body and a new file. Whatever goes wrong, the file is gone; after a refusal the rest of the body is dropped."""
+    """A body and a new file; whatever goes wrong, the file is gone."""
     body = Body(request.receive, request.headers)
     file = spool.create()
     try:
         bounds.check_announced(request.headers, spool)
         yield body, file
-    except errors.NapscribeError:
-        file.discard()
-        await body.drain()
-        raise
     except BaseException:
         file.discard()
         raise
