@@ -56,9 +56,10 @@ class EventStream(Response):
                 first.result()
             self._begin()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            frames = _chain(first, self._frames)
-            async for frame in sse.with_keepalive(frames, seconds=KEEP_ALIVE_SECONDS, text=self._waiting):
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            kept_alive = sse.with_keepalive(_chain(first, self._frames), seconds=KEEP_ALIVE_SECONDS, text=self._waiting)
+            async with contextlib.aclosing(kept_alive) as frames:
+                async for frame in frames:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await settle(first)

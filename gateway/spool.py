@@ -12,14 +12,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from shared import errors, journal
+from gateway.private_folder import PrivateFolder
+from shared import errors
 
 BATCH_BYTES = 256 * 1024
 """Bytes gathered before one write. An upload holds at most this much and the chunk that filled it."""
@@ -32,7 +32,6 @@ LEAST_BATCH_BYTES = 32 * 1024
 RETRY_AFTER_S = 5.0
 """Seconds a caller is asked to wait when the spool is full: a job or two end in that time."""
 
-_LOCK_NAME = "lock"
 _FOLDER_PREFIX = "gateway-"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _IN_MEMORY = {"tmpfs", "ramfs"}
@@ -52,10 +51,10 @@ class Spool:
     """
 
     def __init__(self, directory: Path, quota_bytes: int) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.directory = directory.resolve()
+        self._private = PrivateFolder(directory, _FOLDER_PREFIX)
+        self.folder = self._private.path
+        self.directory = self.folder.parent
         self.quota_bytes = quota_bytes
-        self.folder, self._lock_fd = _claim_folder(self.directory)
         self._guard = threading.Lock()  # over the three below: the disk thread gives bytes back, too
         self._used = 0
         self._live = 0
@@ -90,15 +89,7 @@ class Spool:
 
     def sweep(self) -> int:
         """Remove the folders of gateways that are dead; returns how many. Blocking: for the start, before serving."""
-        swept = 0
-        for entry in sorted(self.directory.glob(f"{_FOLDER_PREFIX}*")):
-            if entry == self.folder or entry.is_symlink() or not entry.is_dir():
-                continue
-            try:
-                swept += _sweep_folder(entry)
-            except OSError as error:  # somebody else's, or going away under our hands
-                journal.log("spool_sweep_failed", level="warning", folder=str(entry), error=error.strerror)
-        return swept
+        return self._private.sweep()
 
     def create(self) -> SpoolFile:
         """A new, empty file. It appears on disk with its first batch."""
@@ -121,10 +112,7 @@ class Spool:
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True)
-        if self._lock_fd >= 0:
-            _remove_folder(self.folder)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._private.close()
 
     def reserve(self, amount: int) -> None:
         """Take bytes out of the quota. Raises SpoolFull, and then takes none."""
@@ -138,7 +126,7 @@ class Spool:
         """Run on the disk thread, after everything that was asked of it before."""
         with self._guard:
             if self._executor is None:
-                if self._lock_fd < 0:
+                if self._private.closed:
                     raise errors.ShuttingDown("The gateway is leaving.")
                 self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="spool")
             return self._executor.submit(work, *args, **kwargs)
@@ -284,54 +272,3 @@ def filesystem_type(path: Path) -> str:
 
 def _nothing() -> None:
     """A place in the queue."""
-
-
-def _claim_folder(directory: Path) -> tuple[Path, int]:
-    """A new private folder and the descriptor whose lock says that its owner lives."""
-    while True:
-        folder = directory / f"{_FOLDER_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
-        folder.mkdir(mode=0o700)
-        lock = _lock(folder)
-        if lock is not None:
-            return folder, lock
-
-
-def _lock(folder: Path) -> int | None:
-    """The locked descriptor, or None if another process holds the lock or has just removed the folder.
-
-    A sweeper may take a folder between its ``mkdir`` and this lock; whoever holds the lock of a file that is still
-    there under its name is the owner.
-    """
-    path = folder / _LOCK_NAME
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_ino == path.stat().st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _sweep_folder(folder: Path) -> bool:
-    lock = _lock(folder)
-    if lock is None:
-        return False
-    try:
-        _remove_folder(folder)
-    finally:
-        os.close(lock)
-    return True
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder of plain files, its lock last, so that a half-done removal can be found again."""
-    for entry in folder.iterdir():
-        if entry.name != _LOCK_NAME:
-            entry.unlink(missing_ok=True)
-    (folder / _LOCK_NAME).unlink(missing_ok=True)
-    folder.rmdir()

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from gateway.transcript import Transcript, separator
+from gateway.transcript import Transcript
 from gateway.word_times import Token, timed_tokens
+from shared.scripts import separator
 
 MAX_COLUMNS = 42
 MAX_LINES = 2

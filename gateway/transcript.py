@@ -8,19 +8,7 @@ import msgspec
 
 from shared.errors import ProtocolError
 from shared.messages import Delta, SegmentDone
-
-_SPACELESS = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Myanmar
-    (0x1780, 0x17FF),  # Khmer
-    (0x3000, 0x30FF),  # CJK punctuation, kana
-    (0x31F0, 0x31FF),  # small kana
-    (0x3400, 0x4DBF),  # Han
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF00, 0xFF9F),  # full width Latin and punctuation, half width kana
-    (0x20000, 0x3FFFF),  # Han, supplementary planes
-)
+from shared.scripts import separator
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -92,19 +80,3 @@ def joined_pieces(segments: Iterable[SegmentDone]) -> list[str]:
         pieces.append(separator(previous, segment.text) + segment.text)
         previous = segment.text or previous
     return pieces
-
-
-def separator(previous: str, following: str) -> str:
-    """What stands between two texts: a space, or nothing where there is one or where both scripts write none.
-
-    Looks only at the last and the first character, so that it can be known from the first words of a segment.
-    """
-    if not previous or not following or previous[-1].isspace() or following[0].isspace():
-        return ""
-    return "" if is_spaceless(previous[-1]) and is_spaceless(following[0]) else " "
-
-
-def is_spaceless(char: str) -> bool:
-    """Whether a character belongs to a script that puts no spaces between words (Han, kana, Thai, …)."""
-    point = ord(char)
-    return point >= 0x0E00 and any(first <= point <= last for first, last in _SPACELESS)

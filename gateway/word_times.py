@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from gateway.transcript import is_spaceless
 from shared.messages import SegmentDone, Word
 from shared.pcm import SAMPLE_RATE
+from shared.scripts import is_spaceless
 
 # Characters that must not begin a line, or end one, in scripts that may be broken anywhere: JIS X 4051's rule for
 # Japanese, its usual counterpart for Chinese, and the vowels that Thai and Lao write after or before their consonant.

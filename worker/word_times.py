@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+from shared.scripts import is_spaceless_letter
 from worker.engines.base import WordTime
 
 _DIGIT_WEIGHT = 3.0
@@ -21,23 +22,6 @@ _SPACELESS_WEIGHT = 2.0
 _WORD_WEIGHT = 1.0
 """What every word costs beside its letters; also keeps a word without any from taking no time."""
 
-_SPACELESS = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x0F00, 0x0FFF),  # Tibetan
-    (0x1000, 0x109F),  # Myanmar
-    (0x1780, 0x17FF),  # Khmer
-    (0x3005, 0x3007),  # ideographic iteration mark and zero
-    (0x3040, 0x30FF),  # Hiragana, Katakana
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),  # Han
-    (0x4E00, 0x9FFF),
-    (0xA9E0, 0xA9FF),  # Myanmar
-    (0xAA60, 0xAA7F),
-    (0xF900, 0xFAFF),  # Han, compatibility
-    (0xFF66, 0xFF9F),  # Katakana, half width
-    (0x20000, 0x3FFFF),  # Han, later planes
-)
-"""Blocks of scripts that put no spaces between words."""
 _OPENING = frozenset({"Ps", "Pi"})
 _EXTENDING = frozenset({"Mn", "Me", "Mc", "Cf", "Sk", "Lm"})
 """Categories that go with the character before: marks, joiners, the sign that lengthens a kana."""
@@ -111,12 +95,12 @@ def _char_weight(char: str) -> float:
         return 0.0
     if char.isdecimal():
         return _DIGIT_WEIGHT
-    return _SPACELESS_WEIGHT if _is_spaceless(char) else 1.0
+    return _SPACELESS_WEIGHT if is_spaceless_letter(char) else 1.0
 
 
 def cut_units(chunk: str) -> list[str]:
     """A stretch without white space, cut before every character of a script without spaces and after each."""
-    if chunk.isascii() or not any(map(_is_spaceless, chunk)):
+    if chunk.isascii() or not any(map(is_spaceless_letter, chunk)):
         return [chunk]
     units = [chunk[0]]
     for before, char in pairwise(chunk):
@@ -132,7 +116,7 @@ def _may_cut(before: str, char: str) -> bool:
         return False
     if before in _LEADING_VOWELS or unicodedata.category(before) == "Cf":
         return False
-    return _is_spaceless(char) or _is_spaceless(before) or unicodedata.category(char) in _OPENING
+    return is_spaceless_letter(char) or is_spaceless_letter(before) or unicodedata.category(char) in _OPENING
 
 
 def _join_marks(units: Sequence[str]) -> list[str]:
@@ -150,8 +134,3 @@ def _join_marks(units: Sequence[str]) -> list[str]:
     if words:
         words[-1] += waiting
     return words
-
-
-def _is_spaceless(char: str) -> bool:
-    point = ord(char)
-    return point >= 0x0E00 and any(first <= point <= last for first, last in _SPACELESS)

@@ -15,10 +15,10 @@ from gateway.model import ServedModel
 from gateway.streams.hub import Hub
 from gateway.streams.live import LiveStream
 from gateway.streams.wyoming_wire import MAX_LINE_BYTES, WyomingEvent, encode, info, read_event
-from gateway.transcript import separator
 from shared.errors import BadRequest, NapscribeError, ProtocolError
 from shared.journal import log
 from shared.languages import NAMES, parse_language
+from shared.scripts import separator
 from shared.streams import Endpointing, StreamOptions, UtteranceFinal
 from shared.wire import RawAudio
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from openai.types.audio import Transcription, TranscriptionVerbose, TranslationVerbose
 
 from gateway.render import FORMATS, render, rendered, usage
-from gateway.transcript import TextStream, Transcript, join_text, separator
+from gateway.transcript import TextStream, Transcript, join_text
 from shared.errors import BadRequest, ProtocolError
 from shared.messages import Delta, SegmentDone, Word
+from shared.scripts import separator
 
 
 def segment(index: int, start: float, end: float, text: str, **extra: Any) -> SegmentDone:
