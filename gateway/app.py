@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from granian.constants import Interfaces
+from granian.http import HTTP1Settings
 from granian.server.embed import Server
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -21,16 +22,21 @@ from gateway.channel import Channel
 from gateway.context import RequestContext
 from gateway.dispatch import Dispatcher
 from gateway.errors_http import HANDLERS, ErrorBoundary
+from gateway.latency import LatencyLog
 from gateway.lifecycle import Phase, Policy
-from gateway.model import ServedModel, served_model
+from gateway.model import ServedModel, aligner, served_model
+from gateway.nas import Nas
 from gateway.private_folder import PrivateFolder
+from gateway.reception import Limits, Reception
 from gateway.reclaim import Reclaimer
 from gateway.spool import Spool
 from gateway.status import Status
+from gateway.streams.call_webhook import CallWebhook
+from gateway.streams.calls import Calls
 from gateway.streams.doors import Doors
 from gateway.streams.hub import Hub
 from gateway.supervisor import Supervisor, worker_command
-from gateway.transcriptions import Limits, Transcriptions
+from gateway.transcriptions import Transcriptions
 from shared import journal
 from shared.errors import NapscribeError, ShuttingDown
 from shared.journal import log
@@ -39,6 +45,8 @@ from shared.settings import Settings
 from shared.streams import StreamEvent
 
 MIB = 1024 * 1024
+READ_BUFFER_BYTES = 65536
+"""Of each connection. Granian's own 400 KiB make 200 uploads at once cost 80 MB."""
 CLOSE_SECONDS = 10.0
 """Answers on their way when the server stops get so long to leave."""
 
@@ -51,6 +59,7 @@ class Ground:
     model: ServedModel
     sockets: Path
     spool: Spool
+    latency: LatencyLog | None = None
 
 
 @contextmanager
@@ -60,11 +69,22 @@ def ground(settings: Settings) -> Iterator[Ground]:
     with (
         PrivateFolder(settings.runtime_dir, "napscribe-run-") as runtime,
         contextlib.closing(Spool(settings.spool_dir, settings.spool_mb * MIB)) as spool,
+        _latency_log(settings.latency_log) as latency,
     ):
+        runtime.sweep()
         spool.sweep()
         if spool.warning:
             log("spool", level="warning", warning=spool.warning)
-        yield Ground(settings, served_model(settings.model), runtime.path, spool)
+        yield Ground(settings, served_model(settings.model), runtime.path, spool, latency)
+
+
+@contextmanager
+def _latency_log(path: Path | None) -> Iterator[LatencyLog | None]:
+    if path is None:
+        yield None
+        return
+    with contextlib.closing(LatencyLog(path)) as latency:
+        yield latency
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,12 @@ class Gateway:
     supervisor: Supervisor
     dispatcher: Dispatcher
     hub: Hub
+
+    def refuse_all(self) -> None:
+        """The end is near: nobody is left waiting."""
+        error = ShuttingDown("The server is shutting down.", retry_after=5)
+        self.dispatcher.refuse_all(error)
+        self.hub.refuse_all(error)
 
 
 @asynccontextmanager
@@ -97,29 +123,42 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
     dispatcher = Dispatcher(channel, settings.max_queue, settings.queue_seconds)
     reclaimer = Reclaimer(lambda: supervisor.phase in {Phase.STOPPED, Phase.COOLDOWN})
     policy = Policy(settings.idle_seconds, settings.start_stall_seconds, settings.stop_seconds)
-    command = worker_command(channel, base.model.spec, settings.threads, settings.worker)
-    hub = Hub(channel, settings.idle_seconds)
+    command = worker_command(channel, _worker_options(base), settings.worker)
+    hub = Hub(channel, settings.idle_seconds, base.latency)
     supervisor = Supervisor(policy, channel, command, (hub, dispatcher), reclaimer.worker_gone)
     dispatcher.supervisor = hub.supervisor = supervisor
+    webhook = CallWebhook(settings.call_webhook, settings.call_webhook_secret)
+    calls = Calls(webhook.post) if settings.call_webhook else Calls()
+    running = Gateway(_application(base, supervisor, dispatcher, hub, calls, reclaimer), supervisor, dispatcher, hub)
     try:
-        yield Gateway(_application(base, supervisor, dispatcher, hub, reclaimer), supervisor, dispatcher, hub)
+        yield running
     finally:
-        dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
+        running.refuse_all()
+        await webhook.aclose()
         await supervisor.aclose()
         reclaimer.close()
         channel.close()
 
 
+def _worker_options(base: Ground) -> list[str]:
+    settings, model = base.settings, base.model
+    numbers = {"--threads": settings.threads, "--gpu-memory-mb": settings.gpu_memory_mb}
+    words = {"--model": model.spec, "--aligner": aligner(settings.aligner, model)}
+    return [part for name, value in {**numbers, **words}.items() for part in (name, str(value))]
+
+
 def _application(
-    base: Ground, supervisor: Supervisor, dispatcher: Dispatcher, hub: Hub, reclaimer: Reclaimer
+    base: Ground, supervisor: Supervisor, dispatcher: Dispatcher, hub: Hub, calls: Calls, reclaimer: Reclaimer
 ) -> Starlette:
     settings, spool, model = base.settings, base.spool, base.model
     keys = KeyRing(settings.api_keys)
     limits = Limits(settings.max_upload_mb * MIB, settings.max_audio_seconds)
+    reception = Reception(supervisor, dispatcher, spool, limits)
     doors = [
-        *Status(supervisor, dispatcher, model, lambda: spool.used_bytes).routes(),
-        *Transcriptions(supervisor, dispatcher, spool, model, limits).routes(),
-        *Doors(hub, keys, model).routes(),
+        *Status(supervisor, dispatcher, hub, model, lambda: spool.used_bytes).routes(),
+        *Transcriptions(reception, model).routes(),
+        *Nas(reception).routes(),
+        *Doors(hub, keys, model, calls, settings.twilio_auth_token).routes(),
     ]
     middleware = [
         Middleware(RequestContext, seen=reclaimer.request_seen),
@@ -136,12 +175,13 @@ async def serve(base: Ground) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with gateway(base) as running:
+    async with gateway(base) as running, _wyoming(base, running):
         server = Server(
             running.app,
             address=settings.host,
             port=settings.port,
             interface=Interfaces.ASGINL,
+            http1_settings=HTTP1Settings(max_buffer_size=READ_BUFFER_BYTES),
             log_enabled=False,
             backlog=1024,
         )
@@ -154,10 +194,28 @@ async def serve(base: Ground) -> None:
             await serving
             return
         log("stopping")
-        running.dispatcher.refuse_all(ShuttingDown("The server is shutting down.", retry_after=5))
+        running.refuse_all()
         server.stop()  # type: ignore[no-untyped-call]
         with contextlib.suppress(asyncio.TimeoutError, NapscribeError):
             await asyncio.wait_for(serving, CLOSE_SECONDS)
+
+
+@asynccontextmanager
+async def _wyoming(base: Ground, running: Gateway) -> AsyncIterator[None]:
+    """Home Assistant's door, where it is wanted; its code is loaded only then."""
+    settings = base.settings
+    if not settings.wyoming_port:
+        yield
+        return
+    from gateway.streams.wyoming import WyomingServer
+
+    server = WyomingServer(running.hub, base.model, lambda: running.supervisor.languages)
+    await server.start(settings.wyoming_host, settings.wyoming_port)
+    log("serving", address=f"tcp://{settings.wyoming_host}:{settings.wyoming_port}", protocol="wyoming")
+    try:
+        yield
+    finally:
+        await server.stop()
 
 
 def _announce(settings: Settings, model: ServedModel) -> None:

@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument("--language", default="", help="such as en; automatic if left out")
     transcribe.add_argument("--stream", action="store_true", help="print the words as they come")
     transcribe.set_defaults(run=_transcribe)
+    latency = commands.add_parser(
+        "latency", help="sum up a file of NAPSCRIBE_LATENCY_LOG: p50, p90, p99 of every stage"
+    )
+    latency.add_argument("file", type=Path)
+    latency.set_defaults(run=_latency)
     return parser
 
 
@@ -117,6 +122,26 @@ def _print_stream(client: httpx.Client, url: str, fields: dict[str, str], files:
             sys.stdout.write(event.get("delta", ""))
             sys.stdout.flush()
     sys.stdout.write("\n")
+    return 0
+
+
+def _latency(arguments: argparse.Namespace) -> int:
+    from gateway.latency import PERCENTILES, summary
+
+    try:
+        with arguments.file.open("rb") as lines:
+            rows, foreign = summary(lines)
+    except OSError as error:
+        print(f"napscribe: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    if foreign:
+        print(f"napscribe: {foreign} lines are not of a latency log and were left out.", file=sys.stderr)
+    if not rows:
+        print("napscribe: no utterance in this file.", file=sys.stderr)
+        return EXIT_FAILED
+    print(f"{'stage, ms':<20}{'count':>8}" + "".join(f"{f'p{share}':>10}" for share in PERCENTILES))
+    for row in rows:
+        print(f"{row.stage:<20}{row.count:>8}" + "".join(f"{ms:>10.1f}" for ms in row.ms))
     return 0
 
 

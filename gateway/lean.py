@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader  # it would import some of what we want to postpone
 
 POSTPONED = frozenset(
     {
@@ -28,7 +30,6 @@ POSTPONED = frozenset(
         "html",
         "http.client",
         "http.cookies",
-        "ipaddress",
         "locale",
         "logging.config",
         "multiprocessing",
@@ -42,7 +43,8 @@ HIDDEN = frozenset({"ssl", "_hashlib"})
 """Modules without which ``asyncio``, ``hashlib`` and ``hmac`` are whole enough for us."""
 
 _LOADER = "_postponed_loader"
-_lock = threading.RLock()
+_locks: dict[str, threading.RLock] = {}
+"""One a module, so that two modules can be filled at once, each by a thread of its own; an import may need the other."""
 
 
 class PostponedModule(ModuleType):
@@ -52,7 +54,7 @@ class PostponedModule(ModuleType):
         """Called for what is not there, so at most for the first look into the module. Raises what its code raises."""
         if name.startswith("__"):  # the import system asks for __path__ and the like; only the code defines the rest
             raise AttributeError(name)
-        with _lock:
+        with _locks[self.__name__]:
             loader: Loader | None = self.__dict__.pop(_LOADER, None)
             if loader is not None:
                 loader.exec_module(self)
@@ -60,7 +62,7 @@ class PostponedModule(ModuleType):
         return ModuleType.__getattribute__(self, name)
 
 
-class _PostponingLoader(Loader):
+class _PostponingLoader:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
@@ -71,6 +73,7 @@ class _PostponingLoader(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         module.__dict__[_LOADER] = self._loader
+        _locks[module.__name__] = threading.RLock()
 
 
 class _Finder:
@@ -82,7 +85,7 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _PostponingLoader(spec.loader)
+            spec.loader = _PostponingLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 

@@ -10,6 +10,7 @@ import msgspec
 EMBEDDED = "embedded"
 EMBEDDED_ID = "moonshine-tiny-en"
 QWEN_DEFAULT = "Qwen/Qwen3-ASR-1.7B-hf"
+ALIGNER_DEFAULT = "Qwen/Qwen3-ForcedAligner-0.6B-hf"
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -35,6 +36,18 @@ def served_model(setting: str) -> ServedModel:
     if path.is_dir():
         return ServedModel(str(path.absolute()), path.absolute().name)
     return ServedModel(setting, setting)
+
+
+def aligner(setting: str, model: ServedModel) -> str:
+    """What the worker is told of ``NAPSCRIBE_ALIGNER``: a hub id, a folder, or nothing.
+
+    The published aligner is chosen for a published model on a GPU only: a folder says nothing of the network, and on a
+    CPU it would take longer than the transcript.
+    """
+    if setting == "auto":
+        published = model.spec.startswith("Qwen/") and _has_cuda()
+        return ALIGNER_DEFAULT if published else ""
+    return "" if setting == "none" else setting
 
 
 def _has_cuda() -> bool:

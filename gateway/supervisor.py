@@ -424,15 +424,17 @@ class Supervisor:
         self._pulse = self._loop.call_later(PULSE_SECONDS, self._beat, generation)
 
 
-def worker_command(channel: Channel, model: str, threads: int, override: str) -> Callable[[int, int], Sequence[str]]:
-    """The argv of a generation. ``-P`` keeps the user's folder off the path: it may hold a ``worker`` of its own."""
+def worker_command(channel: Channel, options: Sequence[str], override: str = "") -> Callable[[int, int], Sequence[str]]:
+    """The argv of a generation; ``options`` are passed on as they are, ``override`` is the command line of another worker.
+
+    ``-P`` keeps the user's folder off the path: it may hold a ``worker`` of its own.
+    """
     import shlex
 
     start = shlex.split(override) if override else [sys.executable, "-P", "-m", "worker"]
     fixed = ["--data", channel.data_address, "--control", channel.control_address, "--parent", str(os.getpid())]
 
     def command(generation: int, recorder: int) -> Sequence[str]:
-        own = ["--generation", str(generation), "--recorder", str(recorder)]
-        return [*start, *fixed, *own, "--model", model, "--threads", str(threads)]
+        return [*start, *fixed, "--generation", str(generation), "--recorder", str(recorder), *options]
 
     return command

@@ -35,8 +35,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     start_stall_seconds: float
     stop_seconds: float
     threads: int
+    gpu_memory_mb: int
+    aligner: str
+    latency_log: Path | None
+    wyoming_port: int
+    wyoming_host: str
     runtime_dir: Path
     worker: str
+    twilio_auth_token: str
+    call_webhook: str
+    call_webhook_secret: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,12 @@ def _any_text(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    if text and not (text.startswith(("http://", "https://")) and text.isprintable() and " " not in text):
+        raise ValueError
+    return text
+
+
 def _keys(text: str) -> tuple[str, ...]:
     return tuple(key.strip() for key in text.split(",") if key.strip())
 
@@ -83,6 +97,13 @@ def _folder(default: str) -> Callable[[str], Path]:
         return Path(text or default).expanduser().absolute()
 
     return parse
+
+
+def _file(text: str) -> Path | None:
+    path = Path(text).expanduser().absolute() if text else None
+    if path is not None and not path.parent.is_dir():
+        raise ValueError
+    return path
 
 
 def _row(field: str, default: str, help: str, parse: Callable[[str], Any], takes: str) -> Setting:  # noqa: A002
@@ -159,6 +180,42 @@ TABLE: tuple[Setting, ...] = (
     ),
     _row("threads", "0", "CPU threads of the engine; 0 is one per core.", _number(int, 0, 1024), "0 to 1024"),
     _row(
+        "gpu_memory_mb",
+        "0",
+        "Bound on GPU memory: weights, sequences and working memory, MiB; 0 is what is free.",
+        _number(int, 0, 1 << 24),
+        "0, or MiB",
+    ),
+    _row(
+        "aligner",
+        "auto",
+        "Model for exact word times, a hub id or a folder: loaded when words are asked for. `auto` is the published one "
+        "beside a hub model on CUDA; `none` estimates.",
+        _text,
+        "auto, none, a hub id or a folder",
+    ),
+    _row(
+        "latency_log",
+        "",
+        "File that gets one JSON line per live utterance: where the time to its final went. Empty is none.",
+        _file,
+        "a file in a folder that exists",
+    ),
+    _row(
+        "wyoming_port",
+        "0",
+        "Port for Home Assistant (Wyoming); 0 is off. 10300 is usual.",
+        _number(int, 0, 65535),
+        "0 to 65535",
+    ),
+    _row(
+        "wyoming_host",
+        "127.0.0.1",
+        "Address of that port. Wyoming knows no keys: beyond loopback, anybody who reaches it can use it.",
+        _text,
+        "an address",
+    ),
+    _row(
         "runtime_dir",
         "",
         "Parent of the private folder with the sockets; empty is the system's folder for temporary files.",
@@ -171,6 +228,27 @@ TABLE: tuple[Setting, ...] = (
         "Command line of another worker, for tests and adapters; empty is ours.",
         _any_text,
         "a command line",
+    ),
+    _row(
+        "twilio_auth_token",
+        "",
+        "Auth token of the Twilio account: `/twilio` then checks the signature of its handshakes.",
+        _any_text,
+        "a token",
+    ),
+    _row(
+        "call_webhook",
+        "",
+        "URL that gets what is said in calls as POSTs of JSON.",
+        _url,
+        "a URL with http:// or https://",
+    ),
+    _row(
+        "call_webhook_secret",
+        "",
+        "Key of the HMAC-SHA256 of each POST's body in `x-napscribe-signature`.",
+        _any_text,
+        "any text",
     ),
 )
 

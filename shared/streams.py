@@ -37,6 +37,7 @@ class StreamOptions(msgspec.Struct, frozen=True, array_like=True):
     words: bool = False
     partials: bool = True
     endpointing: Endpointing = Endpointing()
+    logprobs: bool = False
 
 
 class OpenUtterance(msgspec.Struct, frozen=True, array_like=True):
@@ -187,6 +188,8 @@ class UtteranceFinal(Message, frozen=True, tag="utterance_final"):
     revised: float = 0.0
     """Share of the words shown in partials that the final has otherwise, 0 to 1."""
     timings: UtteranceTimings = UtteranceTimings()
+    logprobs: tuple[tuple[str, float], ...] = ()
+    """Tokens and their log probabilities, where they were asked for and the engine has them."""
 
 
 class UtteranceEnded(Message, frozen=True, tag="utterance_ended"):

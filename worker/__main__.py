@@ -26,13 +26,12 @@ from worker.inbox import Bell, Inbox
 
 if TYPE_CHECKING:
     from worker.engines.base import Engine
+    from worker.engines.registry import EngineOptions
     from worker.live_audio import Arrival, Happening
     from worker.scheduler import Scheduler
 
 EXIT_BUG = 1
 EXIT_LOAD_FAILED = 3
-AIM = 0.8
-"""Preferred length of a segment, as a share of the longest that the engine takes."""
 FILE_JOBS_AHEAD = 2
 """Batch jobs in the worker beyond those that the engine works on at once: their audio is decoded meanwhile."""
 
@@ -73,7 +72,7 @@ class WorkerProcess:
         from worker.engines import registry
 
         self._report("imported", 0.0)
-        engine = registry.create(self._arguments.model, self._arguments.threads)
+        engine = registry.create(self._arguments.model, _engine_options(self._arguments))
         capabilities = engine.load(self._report)
         self._engine = engine
         hearing.join()
@@ -90,7 +89,7 @@ class WorkerProcess:
         from worker.vad import load_vad
 
         vad = load_vad()
-        policy = SegmentPolicy(aim_s=AIM * capabilities.max_segment_s, max_s=capabilities.max_segment_s)
+        policy = SegmentPolicy.up_to(capabilities.max_segment_s)
         feeder = Feeder(vad, policy, read_ahead(capabilities.max_batch), self._bell, self._recorder)
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
 
@@ -132,6 +131,12 @@ def _import_hearing() -> None:
         importlib.import_module("worker.live_audio")
 
 
+def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
+    from worker.engines.registry import EngineOptions
+
+    return EngineOptions(arguments.threads, arguments.gpu_memory_mb, arguments.aligner)
+
+
 def _credits(capabilities: Capabilities) -> dict[Lane, int]:
     files = capabilities.max_batch + FILE_JOBS_AHEAD
     return {Lane.LIVE: capabilities.max_live, Lane.INTERACTIVE: files, Lane.BATCH: files}
@@ -146,6 +151,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--recorder", type=int, required=True, help="inherited descriptor")
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--gpu-memory-mb", type=int, default=0)
+    parser.add_argument("--aligner", default="")
     return parser.parse_args(argv)
 
 

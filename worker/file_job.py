@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.errors import NapscribeError
 from shared.messages import Delta, Event, FileDone, FileTimings, Lane, SegmentDone, TranscribeFile, Word
-from shared.pcm import seconds
-from worker.engines.base import EngineSequence, Final, Hypothesis, SequenceRequest
+from shared.pcm import SAMPLE_RATE, seconds
+from shared.scripts import separator
+from worker.engines.base import Audio, Engine, EngineSequence, Final, Hypothesis, SequenceRequest
+from worker.quiet import quiet_middle
 from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.segments import Segment
 from worker.word_times import spread_words
@@ -24,15 +27,59 @@ DEMOTE_SECONDS = 60.0
 not stand in the way of short ones."""
 
 
+SPLIT_SECONDS = 4.0
+"""A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""
+MAX_DEPTH = 2
+"""How often a segment is cut in two: four pieces at the most."""
+SPLIT_SEARCH = 0.25
+"""The cut is looked for in this share of the audio on either side of its middle, where it is quietest for 100 ms."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """A segment, or a part of one that the engine could not finish as a whole, with its sequence in the engine."""
+
+    audio: Audio
+    offset: int
+    """Of its first sample in the segment's audio."""
+    prefix: str = ""
+    depth: int = 0
+    sequence: EngineSequence | None = None
+    final: Final | None = None
+
+    def split(self) -> list[Piece]:
+        """Two pieces, cut where it is quietest near the middle. The first goes on after the prefix, if there is one."""
+        cut = quiet_middle(self.audio, SPLIT_SEARCH)
+        first = Piece(self.audio[:cut], self.offset, self.prefix, self.depth + 1)
+        return [first, Piece(self.audio[cut:], self.offset + cut, "", self.depth + 1)]
+
+    @property
+    def worth_splitting(self) -> bool:
+        return self.depth < MAX_DEPTH and len(self.audio) >= SPLIT_SECONDS * SAMPLE_RATE
+
+
 @dataclass(slots=True)
 class OpenSegment:
-    """A segment with its sequence in the engine."""
+    """A segment in the engine. It is one piece unless the engine ended a run-away in it."""
 
     segment: Segment
-    sequence: EngineSequence
+    pieces: list[Piece]
     emitted: str
     """What has left as deltas, prefix of an earlier generation included."""
-    final: Final | None = None
+    ran_away: str = ""
+    """Why the engine ended a piece before its audio did; the worst that happened."""
+
+    @property
+    def done(self) -> bool:
+        return all(piece.final is not None for piece in self.pieces)
+
+    def texts(self) -> str:
+        """Of all pieces."""
+        text = ""
+        for piece in self.pieces:
+            part = piece.final.text if piece.final else ""
+            text += separator(text, part) + part
+        return text
 
 
 @dataclass(slots=True)
@@ -76,70 +123,99 @@ class FileJob:
         with self.lock:
             return self.exhausted and not self.pending and not self.open
 
-    def next_segment(self) -> Segment | None:
-        with self.lock:
-            return self.pending.popleft() if self.pending else None
-
     def rows(self) -> list[tuple[EngineSequence, int]]:
         """Sequences that want a step, in the order of the recording."""
-        return [(e.sequence, index) for index, e in self.open.items() if e.final is None and e.sequence.ready]
+        return [(piece.sequence, index) for index, piece in self._working() if piece.sequence and piece.sequence.ready]
+
+    def _working(self) -> Iterator[tuple[int, Piece]]:
+        return ((index, p) for index, entry in self.open.items() for p in entry.pieces if p.final is None)
+
+    @property
+    def sequences(self) -> int:
+        """In the engine now."""
+        return sum(piece.sequence is not None for _, piece in self._working())
+
+    def unopened(self) -> tuple[int, Piece] | None:
+        """The first piece that has no sequence yet, taking the next segment if all have one."""
+        waiting = next(((index, piece) for index, piece in self._working() if piece.sequence is None), None)
+        if waiting is not None:
+            return waiting
+        with self.lock:
+            if not self.pending:
+                return None
+            segment = self.pending.popleft()
+        prefix = self.command.prefix if segment.index == self.command.next_index else ""
+        piece = Piece(segment.audio, 0, prefix)
+        self.open[segment.index] = OpenSegment(segment, [piece], prefix)
+        return segment.index, piece
+
+    def cancel(self, engine: Engine) -> None:
+        """Forget everything in the engine."""
+        for _, piece in self._working():
+            if piece.sequence is not None:
+                engine.cancel(piece.sequence)
+        self.open.clear()
 
     def stepped(self, _index: int, _began_ns: int, took_ns: int) -> None:
         """A step worked on a segment of it."""
         self.engine_ns += took_ns
 
-    def sequence_request(self, segment: Segment) -> SequenceRequest:
+    def request(self, index: int, piece: Piece) -> SequenceRequest:
         options = self.command.options
         return SequenceRequest(
-            id=f"{self.id}#{segment.index}",
+            id=f"{self.id}#{index}+{piece.offset}",
             lane=self.lane,
             language=options.language,
             prompt=options.prompt,
             keywords=options.keywords,
             temperature=options.temperature,
-            prefix=self._prefix(segment),
+            prefix=piece.prefix,
             words=options.words,
             logprobs=options.logprobs,
             partials=options.deltas,
-            base_sample=segment.start_sample,
+            base_sample=self.open[index].segment.start_sample + piece.offset,
         )
 
-    def opened(self, segment: Segment, sequence: EngineSequence) -> None:
-        self.open[segment.index] = OpenSegment(segment, sequence, self._prefix(segment))
-
-    def _prefix(self, segment: Segment) -> str:
-        return self.command.prefix if segment.index == self.command.next_index else ""
-
     def hypothesis(self, index: int, event: Hypothesis) -> list[Event]:
-        """New words of the oldest open segment; those of later ones wait for it."""
+        """New words of the oldest open segment; those of later ones wait for it, and so does a piece behind another."""
         if not self.command.options.deltas or index != next(iter(self.open)):
             return []
         entry = self.open[index]
+        if event.sequence is not entry.pieces[0].sequence:
+            return []
         if not event.text.startswith(entry.emitted) or event.text == entry.emitted:
             return []
         text, entry.emitted = event.text[len(entry.emitted) :], event.text
         return [Delta(self.command.generation, self.id, index, text)]
 
     def final(self, index: int, event: Final) -> list[Event]:
-        """Every segment that is done now, in order."""
-        self.open[index].final = event
-        self.attained += len(self.open[index].segment.audio)
+        """Every segment that is done now, in order. A piece that ran away is cut in two and heard again."""
+        entry = self.open[index]
+        place = next(n for n, piece in enumerate(entry.pieces) if piece.sequence is event.sequence)
+        piece = entry.pieces[place]
+        if event.finish_reason != "stop":
+            entry.ran_away = event.finish_reason
+        if event.finish_reason != "stop" and piece.worth_splitting:
+            piece.prefix = entry.emitted if place == 0 else ""
+            entry.pieces[place : place + 1] = piece.split()
+            return []
+        piece.final = event
+        self.attained += len(piece.audio)
         done: list[Event] = []
-        while self.open:
-            index, entry = next(iter(self.open.items()))
-            if entry.final is None:
-                break
-            del self.open[index]
-            done.append(self._segment_done(entry, entry.final))
+        while self.open and next(iter(self.open.values())).done:
+            _, entry = self.open.popitem(last=False)
+            done.append(self._segment_done(entry))
         return done
 
-    def _segment_done(self, entry: OpenSegment, final: Final) -> SegmentDone:
+    def _segment_done(self, entry: OpenSegment) -> SegmentDone:
         segment = entry.segment
-        text = final.text
+        text = entry.texts()
+        finals = [piece.final for piece in entry.pieces if piece.final is not None]
         if not entry.emitted:
             text = collapse_word_runs(collapse_repetitions(text)).strip()
-        if final.language:
-            self.languages[final.language] += 1
+        language = next((final.language for final in finals if final.language), "")
+        if language:
+            self.languages[language] += 1
         return SegmentDone(
             generation=self.command.generation,
             request_id=self.id,
@@ -148,19 +224,25 @@ class FileJob:
             speech_end_sample=segment.speech_end_sample,
             end_sample=segment.end_sample,
             text=text,
-            words=self._words(segment, final, text) if self.command.options.words else (),
-            language=final.language,
-            avg_logprob=final.avg_logprob,
-            finish_reason=final.finish_reason,
-            logprobs=final.logprobs,
+            words=self._words(entry, text) if self.command.options.words else (),
+            language=language,
+            avg_logprob=_mean([final.avg_logprob for final in finals]),
+            finish_reason=entry.ran_away or "stop",
+            logprobs=tuple(pair for final in finals for pair in final.logprobs),
         )
 
     @staticmethod
-    def _words(segment: Segment, final: Final, text: str) -> tuple[Word, ...]:
+    def _words(entry: OpenSegment, text: str) -> tuple[Word, ...]:
         """Places in the recording: the engine's own, or spread over the speech that VAD found."""
-        if final.words:
-            base = seconds(segment.start_sample)
-            return tuple(Word(w.text, base + w.start, base + w.end) for w in final.words)
+        segment = entry.segment
+        exact = [
+            Word(word.text, base + word.start, base + word.end)
+            for piece in entry.pieces
+            for base in [seconds(segment.start_sample + piece.offset)]
+            for word in (piece.final.words if piece.final else ())
+        ]
+        if exact:
+            return tuple(exact)
         regions = [(seconds(start), seconds(end)) for start, end in segment.speech]
         return tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
 
@@ -170,3 +252,8 @@ class FileJob:
             language = self.languages.most_common(1)[0][0]
         timings = FileTimings(self.decode_ns, self.vad_ns, self.engine_ns)
         return FileDone(self.command.generation, self.id, self.duration_samples, language, timings)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -18,7 +18,7 @@ import numpy as np
 from shared.codec import Buffer
 from shared.errors import BadRequest, EngineFailed, NapscribeError
 from shared.journal import log
-from shared.messages import Command, Event
+from shared.messages import Command, Event, RawAudio
 from shared.pcm import SAMPLE_RATE
 from shared.recorder import Recorder, Slot
 from shared.streams import (
@@ -97,6 +97,8 @@ class _Ear:
     """One stream on this thread."""
 
     request_id: str
+    audio: RawAudio
+    """What ``decoder`` decodes."""
     decoder: LiveDecoder
     endpointer: Endpointer
     state: VadState = field(default_factory=VadState)
@@ -231,8 +233,7 @@ class LiveAudio:
             case StreamAudio(arrived_ns=arrived_ns):
                 self._hear(ear, bytes(payload), arrived_ns)
             case UpdateStream(options=options):
-                ear.endpointer.rules = options.endpointing
-                self._tell(ear.request_id, Updated(options), None)
+                self._update(ear, options)
             case EndUtterance(token=token):
                 self._end_utterance(ear, token)
             case ClearAudio():
@@ -246,10 +247,18 @@ class LiveAudio:
             case CloseStream():
                 self._close(ear)
 
+    def _update(self, ear: _Ear, options: StreamOptions) -> None:
+        """The gateway lets another encoding through only before the first byte of a stream."""
+        _check(options)
+        if options.audio != ear.audio and not ear.received_bytes:
+            ear.decoder.close()
+            ear.audio, ear.decoder = options.audio, live_decoder(options.audio)
+        ear.endpointer.rules = options.endpointing
+        self._tell(ear.request_id, Updated(options), None)
+
     def _open(self, command: OpenStream) -> None:
         self._tell(command.request_id, Opened(command.options), None)
-        if not 0 < command.options.endpointing.threshold < 1:
-            raise BadRequest("The threshold of speech is a number between 0 and 1.", param="threshold")
+        _check(command.options)
         endpointer = Endpointer(
             command.options.endpointing,
             self._max_utterance_s,
@@ -257,8 +266,8 @@ class LiveAudio:
             command.next_utterance,
             command.resumed,
         )
-        decoder = live_decoder(command.options.audio)
-        ear = _Ear(command.request_id, decoder, endpointer, decoded=command.base_sample)
+        audio = command.options.audio
+        ear = _Ear(command.request_id, audio, live_decoder(audio), endpointer, decoded=command.base_sample)
         ear.acknowledged = command.base_sample
         self._ears[command.request_id] = ear
 
@@ -364,3 +373,8 @@ class LiveAudio:
         if ear.decoded - ear.acknowledged >= PROGRESS_SECONDS * SAMPLE_RATE:
             ear.acknowledged = ear.decoded
             self._emit(StreamProgress(self._generation, ear.request_id, ear.received_bytes, ear.needed_sample))
+
+
+def _check(options: StreamOptions) -> None:
+    if not 0 < options.endpointing.threshold < 1:
+        raise BadRequest("The threshold of speech is a number between 0 and 1.", param="threshold")

@@ -182,14 +182,13 @@ class Scheduler:
         if job.error is not None and not job.open and not job.pending:
             self._end(job, job.error)
             return
-        taken = False
-        while len(job.open) < self._capabilities.max_batch and (segment := job.next_segment()) is not None:
-            taken = True
-            sequence = self._engine.open(job.sequence_request(segment))
-            self._engine.feed(sequence, segment.audio)
-            self._engine.finish(sequence)
-            job.opened(segment, sequence)
-        if taken:
+        before = len(job.pending)
+        while job.sequences < self._capabilities.max_batch and (found := job.unopened()) is not None:
+            index, piece = found
+            piece.sequence = self._engine.open(job.request(index, piece))
+            self._engine.feed(piece.sequence, piece.audio)
+            self._engine.finish(piece.sequence)
+        if len(job.pending) < before:
             self._feeder.nudge()
         if job.error is None and job.finished:
             self._forget(job)
@@ -281,10 +280,7 @@ class Scheduler:
     def _forget(self, job: FileJob) -> None:
         del self._jobs[job.id]
         self._feeder.drop(job)
-        for entry in job.open.values():
-            if entry.final is None:
-                self._engine.cancel(entry.sequence)
-        job.open.clear()
+        job.cancel(self._engine)
 
     def _fail(self, request_id: str, error: NapscribeError) -> None:
         self._emit(Failed(self._generation, request_id, error.code, error.message, error.hint, error.param))

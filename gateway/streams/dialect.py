@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from shared.errors import NapscribeError
+from shared.errors import BadRequest, Busy, NapscribeError
 from shared.streams import StreamEvent, StreamOptions
 
 
@@ -101,3 +101,11 @@ class Dialect(Protocol):
     def left(self) -> Sequence[Effect]:
         """The client closed the connection: nothing can be said any more, but a transcript may still be worth finishing."""
         ...
+
+
+def close_code(error: NapscribeError) -> int:
+    """Of a connection that ends with this error. RFC 6455 and its registry: 1008 for what the client did, 1013 for "later",
+    1011 for what happened to us."""
+    if isinstance(error, BadRequest):
+        return 1008
+    return 1013 if isinstance(error, Busy) else 1011

@@ -11,12 +11,13 @@ import contextlib
 import time
 
 from gateway.channel import Channel
+from gateway.latency import LatencyLog
 from gateway.streams.live import LiveStream
 from gateway.supervisor import Lease, Supervisor, Worker
 from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed
 from shared.journal import log
 from shared.messages import Cancel, Failed, Lane
-from shared.streams import Parked, StreamDone, StreamEvent, StreamOptions
+from shared.streams import Parked, StreamDone, StreamEvent, StreamOptions, UtteranceFinal
 
 MAX_STREAMS = 1024
 """Open streams, parked ones included, whatever the engine can do."""
@@ -29,9 +30,10 @@ SWEEP_SECONDS = 1.0
 class Hub:
     """Listens to the supervisor and the channel; all on the loop."""
 
-    def __init__(self, channel: Channel, idle_seconds: float) -> None:
+    def __init__(self, channel: Channel, idle_seconds: float, latency: LatencyLog | None = None) -> None:
         self._channel = channel
         self._idle_seconds = idle_seconds
+        self._latency = latency
         self._streams: dict[str, LiveStream] = {}
         self._leases: dict[str, Lease] = {}
         self._worker: Worker | None = None
@@ -124,6 +126,8 @@ class Hub:
                 self.supervisor.settled(event.generation)
                 stream.take(event)
             case _:
+                if isinstance(event, UtteranceFinal) and self._latency is not None:
+                    self._latency.utterance(event)
                 stream.take(event)
                 self._pump(stream)
         return True
@@ -148,7 +152,9 @@ class Hub:
             self._forget(stream)
             return
         if stream.id not in self._leases and stream.id in self._streams:
-            self._wake(stream)
+            if not stream.answer_asleep():
+                self._wake(stream)
+            return
         if stream.generation:
             self._pump(stream)
 

@@ -49,6 +49,8 @@ MAX_CONTAINER_BYTES = 32 * 1024 * 1024
 """A container cannot be entered in its middle, so all of it is kept for a replay, up to here."""
 BACKPRESSURE_SECONDS = 10.0
 """From here on ``send`` waits for the worker: a client that sends faster than real time is slowed, not refused."""
+MAX_COMMANDS = 1_000
+"""Commands of a stream that may wait for the worker or for their answer."""
 MAX_EVENTS = 5_000
 """Unread events that must not be lost, after which the client counts as gone."""
 CONTAINER = "container"
@@ -80,23 +82,29 @@ class PcmClock:
 
 @dataclass(slots=True)
 class _Outbox:
-    """Events for the dialect. Partials replace each other; everything else stays, up to a bound."""
+    """Events for the dialect. Partials of an utterance replace each other, and so does progress; everything else stays, up
+    to a bound."""
 
     events: collections.deque[StreamEvent] = field(default_factory=collections.deque)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, event: StreamEvent) -> None:
         """Raises SlowReader at the bound."""
-        if isinstance(event, Partial):
+        if isinstance(event, Partial | StreamProgress):
             for index in range(len(self.events) - 1, -1, -1):
-                waiting = self.events[index]
-                if isinstance(waiting, Partial) and waiting.utterance == event.utterance:
+                if _outdated(self.events[index], event):
                     del self.events[index]
                     break
         elif len(self.events) >= MAX_EVENTS:
             raise SlowReader(f"{MAX_EVENTS} events wait to be read.", hint="Read the socket while you send.")
         self.events.append(event)
         self.news.set()
+
+
+def _outdated(waiting: StreamEvent, event: Partial | StreamProgress) -> bool:
+    if isinstance(event, StreamProgress):
+        return isinstance(waiting, StreamProgress)
+    return isinstance(waiting, Partial) and waiting.utterance == event.utterance
 
 
 class LiveStream:
@@ -125,6 +133,8 @@ class LiveStream:
         self._next_utterance = 0
         self._tokens = 0
         self._base_byte = 0
+        self._parking_byte = 0
+        """Audio that went to the worker before it was asked to let go."""
         self._sent_options = options
 
     # ------------------------------------------------------------ for the dialect
@@ -159,7 +169,7 @@ class LiveStream:
             options = msgspec.structs.replace(options, audio=self.options.audio)
         elif options.audio != self.options.audio:
             self.clock = PcmClock(options.audio)
-            self.replay = ReplayBuffer(self.clock.bytes_per_second)
+            self.replay.set_rate(self.clock.bytes_per_second)
         self.options = options
         self._command(UpdateStream(0, self.id, options))
 
@@ -170,7 +180,10 @@ class LiveStream:
             self._command(CloseStream(0, self.id))
 
     async def events(self) -> AsyncIterator[StreamEvent]:
-        """Everything that happens, in order, until the stream is done. Raises the stream's error."""
+        """Everything that happens, in order, until the stream is done. Raises the stream's error.
+
+        ``received_bytes`` of a ``StreamProgress`` counts from the start of the stream, over all generations.
+        """
         while True:
             while self._outbox.events:
                 event = self._outbox.events.popleft()
@@ -215,7 +228,26 @@ class LiveStream:
         return msgspec.structs.replace(entry.command, generation=self.generation), b""
 
     def park(self) -> ParkStream:
+        self._parking_byte = self.replay.handed_out
         return ParkStream(self.generation, self.id)
+
+    def answer_asleep(self) -> bool:
+        """Obey commands of a parked stream that need no worker, because everything it was given has been heard.
+
+        False if a worker must be woken. (What a container's bytes are in seconds, only a decoder knows.)
+        """
+        if self.clock.container or self.utterance_open or self.replay.received > self.replay.acknowledged:
+            return False
+        here = self.clock.sample_of(self.replay.received)
+        for command in self.replay.take_commands():
+            match command:
+                case EndUtterance(token=token):
+                    self.take(UtteranceEnded(0, self.id, token, -1))
+                case ClearAudio():
+                    self.take(AudioCleared(0, self.id, -1, here))
+                case CloseStream():
+                    self.take(StreamDone(0, self.id, here))
+        return True
 
     def lost(self) -> None:
         """The worker that had the stream is gone."""
@@ -225,11 +257,12 @@ class LiveStream:
         """What the worker says: remember what a resume needs, pass on what the dialect must know."""
         match event:
             case StreamProgress(received_bytes=received, needed_sample=needed):
-                self.replay.acknowledge(self._base_byte + received, self.clock.byte_of(needed))
+                taken = self._base_byte + received
+                self.replay.acknowledge(taken, self.clock.byte_of(needed))
                 self._make_room()
-                return
+                event = msgspec.structs.replace(event, received_bytes=taken)
             case Parked(needed_sample=needed):
-                self.replay.forget(self.clock.byte_of(needed))
+                self.replay.acknowledge(self._parking_byte, self.clock.byte_of(needed))
                 self.generation = 0
                 return
             case SpeechStarted(utterance=number, sample=sample):
@@ -270,6 +303,9 @@ class LiveStream:
             raise self.error
 
     def _command(self, command: StreamCommand) -> None:
+        """Raises AudioOverrun if the commands that wait for their answer are more than anybody needs."""
+        if self.replay.commands >= MAX_COMMANDS and not isinstance(command, CloseStream):
+            raise AudioOverrun(f"{MAX_COMMANDS} commands wait to be obeyed.", hint="Wait for their answers.")
         self.replay.add_command(command, time.monotonic_ns())
         self._changed(self)
 

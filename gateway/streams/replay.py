@@ -47,7 +47,7 @@ class ReplayBuffer:
         self.acknowledged = 0
         self.needed = 0
         """Everything before this byte is forgotten."""
-        self._handed_out = 0
+        self.handed_out = 0
         """End of what has been given to the present worker."""
 
     @property
@@ -69,8 +69,27 @@ class ReplayBuffer:
         self._unsent.append(Entry(self.received, data, None, now_ns))
         self.received += len(data)
 
+    @property
+    def commands(self) -> int:
+        """Commands that wait to be sent or answered."""
+        return sum(entry.command is not None for entry in (*self._sent, *self._unsent))
+
+    def set_rate(self, bytes_per_second: float) -> None:
+        """Another encoding, before the first byte."""
+        self._bytes_per_second = bytes_per_second
+
     def add_command(self, command: StreamCommand, now_ns: int) -> None:
+        """New options take the place of options that nobody has seen yet."""
+        if isinstance(command, UpdateStream) and self._unsent and isinstance(self._unsent[-1].command, UpdateStream):
+            self._unsent.pop()
         self._unsent.append(Entry(self.received, b"", command, now_ns))
+
+    def take_commands(self) -> list[StreamCommand]:
+        """Every command that waits or has no answer, in order; they are no longer kept. Audio stays."""
+        commands = [entry.command for entry in (*self._sent, *self._unsent) if entry.command is not None]
+        self._sent = collections.deque(entry for entry in self._sent if entry.data)
+        self._unsent = collections.deque(entry for entry in self._unsent if entry.data)
+        return commands
 
     def next(self) -> Entry | None:
         """What may be sent now; the caller has sent it when it calls again."""
@@ -82,17 +101,17 @@ class ReplayBuffer:
             return None
         self._unsent.popleft()
         self._sent.append(entry)
-        self._handed_out = entry.end
+        self.handed_out = entry.end
         return entry
 
     def acknowledge(self, received: int, needed: int) -> None:
         """The worker has everything up to byte ``received`` and needs nothing before ``needed``."""
-        self.acknowledged = max(self.acknowledged, min(received, self._handed_out))
+        self.acknowledged = max(self.acknowledged, min(received, self.handed_out))
         self.forget(needed)
 
     def forget(self, needed: int) -> None:
         """Nothing before byte ``needed`` will be asked for again; commands stay until they are answered."""
-        self.needed = max(self.needed, min(needed, self._handed_out))
+        self.needed = max(self.needed, min(needed, self.handed_out))
         while self._sent and self._sent[0].end <= self.needed and not self._sent[0].owed:
             self._sent.popleft()
 
@@ -108,13 +127,13 @@ class ReplayBuffer:
     def rewind(self) -> int:
         """The worker is gone: everything it may have lost is unsent again. Returns the byte at which a resume starts."""
         again = [entry for entry in self._sent if entry.data or entry.owed]
-        self._unsent.extendleft(reversed(again))
+        entries = [*again, *self._unsent]
         self._sent.clear()
-        while self._unsent and self._unsent[0].data and self._unsent[0].end <= self.needed:
-            self._unsent.popleft()
-        first = next((entry for entry in self._unsent if entry.data), None)
-        if first is not None and first.offset < self.needed:
-            cut = self.needed - first.offset
-            first.data, first.offset = first.data[cut:], self.needed
-        self.acknowledged = self._handed_out = self.needed
+        self._unsent.clear()
+        for entry in entries:  # a command whose answer is late may stand before audio that is needed no more
+            if entry.data and entry.offset < self.needed:
+                entry.data, entry.offset = entry.data[self.needed - entry.offset :], self.needed
+            if entry.data or entry.command is not None:
+                self._unsent.append(entry)
+        self.acknowledged = self.handed_out = self.needed
         return self.needed

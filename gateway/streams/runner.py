@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gateway.context import new_request_id
-from gateway.errors_http import response
+from gateway.errors_http import response, unexpected
 from gateway.streams.dialect import Audio, Clear, Dialect, Effect, EndUtterance, Finish, Hang, Open, Say, Update
 from gateway.streams.hub import Hub
 from gateway.streams.live import LiveStream
@@ -18,6 +20,9 @@ from shared.journal import log
 
 MAX_REASON_BYTES = 120
 """RFC 6455 allows 123 in a close frame."""
+WRITE_SECONDS = 30.0
+"""A client that has taken nothing for so long, with its socket full, is gone."""
+CLOSE_SECONDS = 5.0
 LAST_WORDS_SECONDS = 30.0
 """After the client has left, streams that still owe a final are waited for so long."""
 
@@ -49,7 +54,7 @@ class Runner:
         try:
             if not await self._handshake():
                 return
-            listening = asyncio.ensure_future(self._listen())
+            listening = asyncio.ensure_future(self._guarded(self._listen()))
             over = asyncio.ensure_future(self._over.wait())
             try:
                 await asyncio.wait({listening, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,29 +109,41 @@ class Runner:
         except NapscribeError as error:
             await self._act(self._dialect.failed(error, track))
 
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """A mistake of ours is logged and ends this connection, instead of leaving it silent."""
+        try:
+            await work
+        except Exception as error:
+            answer = unexpected(error, self._websocket.url.path)
+            await self._hang(1011, answer.code)
+
     # ------------------------------------------------------------ effects
 
     async def _act(self, effects: Sequence[Effect]) -> None:
+        for saying, run in groupby(effects, lambda effect: isinstance(effect, Say)):
+            if saying:
+                await self._say([effect.text for effect in run if isinstance(effect, Say)])
+            else:
+                await self._act_each(run)
+
+    async def _act_each(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if self._over.is_set():
                 return
             try:
-                await self._act_out(effect)
+                with self._leaving():
+                    await self._act_out(effect)
             except NapscribeError as error:
                 track = getattr(effect, "track", 0)
                 if not isinstance(effect, Open) and track in self._readers:
                     self._streams[track].fail(error)  # its reader tells the dialect, after what was said before
                 else:
                     await self._act(self._dialect.failed(error, track))
-            except (WebSocketDisconnect, RuntimeError):
-                self._over.set()
 
     async def _act_out(self, effect: Effect) -> None:
         match effect:
             case Open():
                 self._open(effect)
-            case Say(text=text):
-                await self._say(text)
             case Hang(code=code, reason=reason):
                 await self._hang(code, reason)
             case Audio(data=data, track=track):
@@ -145,17 +162,44 @@ class Runner:
         """Raises TooManyStreams."""
         stream = self._hub.open(f"{self._id}.{effect.track}", effect.options)
         self._streams[effect.track] = stream
-        self._readers[effect.track] = asyncio.ensure_future(self._follow(effect.track, stream))
+        reading = self._guarded(self._follow(effect.track, stream))
+        self._readers[effect.track] = asyncio.ensure_future(reading)
 
-    async def _say(self, text: str) -> None:
+    async def _say(self, texts: Sequence[str]) -> None:
+        """One after the other, nothing of another task in between."""
         async with self._speaking:
-            if self._accepted:
-                await self._websocket.send_text(text)
+            with self._leaving():
+                for text in texts:
+                    if self._accepted and not self._over.is_set():
+                        async with asyncio.timeout(WRITE_SECONDS):
+                            await self._websocket.send_text(text)
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """A client that has gone, or no longer reads, ends the connection."""
+        try:
+            yield
+        except TimeoutError:
+            log("live client does not read", level="warning", request_id=self._id)
+            self._accepted = False
+            self._over.set()
+        except (WebSocketDisconnect, RuntimeError):
+            self._over.set()
 
     async def _hang(self, code: int, reason: str) -> None:
+        """``_over`` is set last: it ends the tasks, and one of them may be here."""
         async with self._speaking:
-            self._over.set()
-            if self._accepted and self._websocket.application_state is WebSocketState.CONNECTED:
+            try:
+                await self._close_socket(code, reason)
+            finally:
+                self._over.set()
+
+    async def _close_socket(self, code: int, reason: str = "") -> None:
+        if not self._accepted or self._websocket.application_state is not WebSocketState.CONNECTED:
+            return
+        self._accepted = False
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await self._websocket.close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
 
     async def _close(self) -> None:
@@ -166,7 +210,5 @@ class Runner:
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
         for stream in self._streams.values():
             self._hub.close(stream)
-        if self._accepted and self._websocket.application_state is WebSocketState.CONNECTED:
-            with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-                await self._websocket.close(1001)
+        await self._close_socket(1001)
         log("live connection over", request_id=self._id, streams=len(self._streams))

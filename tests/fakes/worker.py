@@ -51,7 +51,8 @@ def parse() -> argparse.Namespace:
         parser.add_argument(name, required=True)
     for name in ("--generation", "--parent", "--recorder"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--threads", type=int, default=0)
+    for name in ("--threads", "--gpu-memory-mb", "--aligner"):
+        parser.add_argument(name, default="")
     parser.add_argument("--trace", default="")
     parser.add_argument("--segment-bytes", type=int, default=1000)
     parser.add_argument("--segment-s", type=float, default=0.0, help="time that a segment takes")

@@ -118,7 +118,7 @@ async def _seam(
 
     channel = Channel(sockets, route, lambda *about: made.supervisor.garbage(*about))
     dispatcher = Dispatcher(channel, max_queue, queue_seconds)
-    supervisor = Supervisor(policy, channel, worker_command(channel, "fake", 0, fake), [dispatcher], reclaim)
+    supervisor = Supervisor(policy, channel, worker_command(channel, ["--model", "fake"], fake), [dispatcher], reclaim)
     dispatcher.supervisor = supervisor
     made = Seam(channel, supervisor, dispatcher, tmp_path, trace)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shared.errors import ModelLoadFailed
 from worker.engines.base import Engine
 
@@ -9,20 +11,32 @@ EMBEDDED = "embedded"
 SCRIPTED = "scripted"
 
 
-def create(model: str, threads: int) -> Engine:
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the operator chose, for engines that know what to do with it."""
+
+    threads: int = 0
+    """CPU threads; 0 is the engine's choice."""
+    gpu_memory_mb: int = 0
+    """Bound on weights, slots and working memory; 0 is what is free."""
+    aligner: str = ""
+    """Hub id or folder of a forced aligner; empty for none."""
+
+
+def create(model: str, options: EngineOptions) -> Engine:
     """The engine of ``embedded``, ``scripted[:options]``, a hub id or a folder. Raises ModelLoadFailed."""
     try:
         if model == EMBEDDED:
             from worker.engines.embedded import EmbeddedEngine
 
-            return EmbeddedEngine(threads=threads)
+            return EmbeddedEngine(threads=options.threads)
         if model.partition(":")[0] == SCRIPTED:
             from worker.engines.scripted import ScriptedEngine, ScriptedOptions
 
             return ScriptedEngine(ScriptedOptions.parse(model.partition(":")[2]))
         from worker.engines.qwen3.engine import Qwen3Engine
 
-        return Qwen3Engine(model, threads=threads)
+        return Qwen3Engine(model, threads=options.threads, gpu_memory_mb=options.gpu_memory_mb, aligner=options.aligner)
     except ImportError as error:
         extra = EMBEDDED if model == EMBEDDED else "qwen"
         raise ModelLoadFailed(

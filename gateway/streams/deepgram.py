@@ -1,0 +1,416 @@
+"""The dialect of Deepgram's ``WS /v1/listen``: audio as binary messages, ``Results`` with interim and final transcripts.
+
+Written against Deepgram's reference and the clients that talk it (their SDK, LiveKit, pipecat). An utterance of ours is one
+span of theirs: its interims replace each other, its final has ``is_final`` and ``speech_final``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import string
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from gateway.form import resolve_model
+from gateway.streams import query
+from gateway.streams.dialect import Audio, Effect, EndUtterance, Finish, Hang, Open, Say, Update
+from gateway.streams.live import PcmClock
+from shared.errors import BadRequest, Busy, MissingField, NapscribeError, Unsupported, UnsupportedAudio
+from shared.languages import parse_language
+from shared.messages import RawAudio, Word
+from shared.pcm import seconds
+from shared.streams import (
+    Endpointing,
+    Partial,
+    SpeechStarted,
+    StreamDone,
+    StreamEvent,
+    StreamOptions,
+    StreamProgress,
+    UtteranceEnded,
+    UtteranceFinal,
+)
+from shared.version import __version__
+
+PCM = {"linear16": "s16le", "linear32": "f32le", "mulaw": "mulaw", "alaw": "alaw"}
+CONTAINERS = ("opus", "ogg-opus", "webm", "flac", "amr-nb", "amr-wb", "speex")
+"""Encodings that say themselves what they are, with their headers."""
+FAMILIES = ("nova", "enhanced", "base", "whisper", "general", "phonecall", "meeting", "video")
+"""First words of the names of Deepgram's models: every client sends one, and means the one that is served."""
+MIN_SILENCE_MS = 300
+"""Their default is 10 ms, which there cuts results and not what the model hears. An utterance that ends at every
+breath is heard badly."""
+MAX_KEYTERMS = 1000
+MAX_TEXT = 64 * 1024
+"""Characters of a control message; ``Configure`` may bring many key terms."""
+NET_0001 = "NET-0001: no audio and no KeepAlive for 10 s"
+DATA_0000 = "DATA-0000: the audio cannot be decoded"
+CHANNEL = [0, 1]
+"""The first of one."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A handshake, checked."""
+
+    options: StreamOptions
+    interim: bool
+    vad_events: bool
+    utterance_end_ms: int
+    """0 for none."""
+    multilingual: bool
+
+
+def dialect(fields: QueryParams, subprotocols: Sequence[str], model: str, request_id: str, created: str) -> Deepgram:
+    """From the handshake; ``created`` is its time, ISO 8601.
+
+    Raises BadRequest with the field in ``param``, Unsupported, ModelNotFound.
+    """
+    requested = fields.get("model", "").strip()
+    if requested.partition("-")[0] not in FAMILIES:
+        resolve_model(requested, model)
+    subprotocol = next((name for name in subprotocols if name.lower() in ("token", "bearer")), None)
+    return Deepgram(parse(fields), model, request_id, created, subprotocol)
+
+
+def parse(fields: QueryParams) -> Request:
+    """Unknown fields are ignored, and so are those that only change how text looks. Raises BadRequest, Unsupported."""
+    _refuse_what_would_be_missed(fields)
+    utterance_end = query.whole(fields, "utterance_end_ms", 0, 0, 10_000)
+    if 0 < utterance_end < 1000:
+        raise BadRequest("utterance_end_ms is 1000 or more.", param="utterance_end_ms")
+    interim = query.flag(fields, "interim_results", default=False)
+    language = fields.get("language", "")
+    options = StreamOptions(
+        audio=_audio(fields),
+        language=parse_language(language),
+        keywords=_keyterms(fields),
+        words=True,
+        partials=interim,
+        endpointing=_endpointing(fields),
+    )
+    multilingual = language.strip().lower() in ("", "multi")
+    return Request(options, interim, query.flag(fields, "vad_events", default=False), utterance_end, multilingual)
+
+
+def _audio(fields: QueryParams) -> RawAudio:
+    encoding = fields.get("encoding", "").strip().lower()
+    if not encoding or encoding in CONTAINERS:
+        return RawAudio("container", 0, 0)
+    if encoding not in PCM:
+        raise Unsupported(
+            f"The encoding {encoding[:40]!r} cannot be decoded.",
+            hint=f"Use {', '.join(PCM)}, or a container such as ogg-opus or webm.",
+            param="encoding",
+        )
+    if encoding.startswith("linear") and not fields.get("sample_rate", "").strip():
+        raise MissingField(f"{encoding} needs a sample_rate.", param="sample_rate")
+    channels = query.whole(fields, "channels", 1, 1, 8)
+    return RawAudio(PCM[encoding], query.sample_rate(fields, 8000), channels)
+
+
+def _endpointing(fields: QueryParams) -> Endpointing:
+    value = fields.get("endpointing", "").strip().lower()
+    if value in ("false", "0"):
+        return Endpointing(automatic=False)
+    if value == "true":
+        return Endpointing(silence_ms=MIN_SILENCE_MS)
+    asked = query.whole(fields, "endpointing", MIN_SILENCE_MS, 0, 10_000)
+    return Endpointing(silence_ms=max(MIN_SILENCE_MS, asked))
+
+
+def _keyterms(fields: QueryParams) -> tuple[str, ...]:
+    """``keyterm``, and ``keywords`` without their weights (``word:2``)."""
+    weighted = [value.rpartition(":")[0] if ":" in value else value for value in fields.getlist("keywords")]
+    terms = [term.strip() for term in (*fields.getlist("keyterm"), *weighted)]
+    return _bounded(tuple(dict.fromkeys(filter(None, terms))))
+
+
+def _bounded(terms: tuple[str, ...]) -> tuple[str, ...]:
+    if len(terms) > MAX_KEYTERMS or sum(map(len, terms)) > MAX_TEXT:
+        raise BadRequest(f"There are more than {MAX_KEYTERMS} key terms, or they are too long.", param="keyterm")
+    return terms
+
+
+def _refuse_what_would_be_missed(fields: QueryParams) -> None:
+    """What changes the result and cannot be done is refused, not left out in silence."""
+    for name, what in (
+        ("diarize", "Speakers are not told apart here."),
+        ("diarize_model", "Speakers are not told apart here."),
+        ("redact", "Nothing is blacked out here."),
+        ("callback", "Results go to this connection and nowhere else."),
+    ):
+        if fields.get(name, "").strip().lower() not in ("", "false"):
+            raise Unsupported(what, hint=f"Leave {name} out.", param=name)
+    if query.flag(fields, "multichannel", default=False) and query.whole(fields, "channels", 1, 1, 8) > 1:
+        raise Unsupported(
+            "Channels are mixed, not transcribed one by one.",
+            hint="Open a stream for each channel, or leave multichannel out.",
+            param="multichannel",
+        )
+
+
+class Deepgram:
+    """One connection of ``/v1/listen``."""
+
+    read_timeout: ClassVar[float] = 10.0
+    """Theirs: without audio or a KeepAlive for so long, the connection ends with NET-0001."""
+
+    def __init__(
+        self, request: Request, model: str, request_id: str, created: str, subprotocol: str | None = None
+    ) -> None:
+        self.subprotocol = subprotocol
+        self._request = request
+        self._options = request.options
+        self._model = model
+        self._request_id = request_id
+        self._created = created
+        self._clock = PcmClock(request.options.audio)
+        self._digest = hashlib.sha256()
+        self._starts: dict[int, int] = {}
+        """Utterances without a final, and their first sample."""
+        self._position = 0.0
+        """Seconds of the stream that have been listened to."""
+        self._last_word_end: float | None = None
+        """Until its ``UtteranceEnd`` has been said."""
+        self._flushed = False
+        """A result from ``Finalize`` has been sent and its ``UtteranceEnded`` has not come."""
+        self._closing: Hang | None = None
+        """How the connection ends once everything has been said."""
+        self._over = False
+
+    def begin(self) -> Sequence[Effect]:
+        return [Open(self._options)]
+
+    # ------------------------------------------------------------ what the client says
+
+    def receive(self, message: str | bytes) -> Sequence[Effect]:
+        if self._over or self._closing is not None:
+            return []
+        if isinstance(message, str):
+            return self._control(message)
+        if not message:  # their first way to close a stream, still in use
+            return self._close(Hang(1000))
+        self._digest.update(message)
+        return [Audio(message)]
+
+    def _control(self, message: str) -> Sequence[Effect]:
+        body = _object(message)
+        kind = body.get("type")
+        match kind:
+            case "KeepAlive":
+                return []
+            case "Finalize":
+                return [EndUtterance()]
+            case "CloseStream":
+                return self._close(Hang(1000))
+            case "Configure":
+                return self._configure(body)
+        described = f"There is no message {kind[:40]!r}." if isinstance(kind, str) else "Not a JSON object with a type."
+        hint = "Send KeepAlive, Finalize, Configure or CloseStream; audio is sent as binary."
+        return [self._say("Error", variant="SchemaError", description=f"{described} {hint}", message=message[:200])]
+
+    def _configure(self, body: dict[str, Any]) -> Sequence[Effect]:
+        terms = body.get("keyterms")
+        if terms is None:
+            return [self._say("ConfigureSuccess", request_id=self._request_id)]
+        try:
+            if not isinstance(terms, list) or not all(isinstance(term, str) for term in terms):
+                raise BadRequest("keyterms is a list of strings.", param="keyterms")
+            keywords = _bounded(tuple(filter(None, (term.strip() for term in terms))))
+        except BadRequest as error:
+            return [
+                self._say(
+                    "ConfigureFailure",
+                    request_id=self._request_id,
+                    code="CONFIGURE_KEYTERM_LIMIT_EXCEEDED" if isinstance(terms, list) else "CONFIGURE_INTERNAL_ERROR",
+                    description=str(error),
+                )
+            ]
+        self._options = msgspec.structs.replace(self._options, keywords=keywords)
+        said = self._say("ConfigureSuccess", request_id=self._request_id, keyterms=list(keywords))
+        return [Update(self._options), said]
+
+    def _close(self, how: Hang) -> Sequence[Effect]:
+        self._closing = how
+        return [Finish()]
+
+    def silent(self) -> Sequence[Effect]:
+        """What was said before the silence is still finished."""
+        if self._over:
+            return []
+        if self._closing is None:
+            return self._close(Hang(1011, NET_0001))
+        return self._end(self._closing)
+
+    def left(self) -> Sequence[Effect]:
+        """Nobody is there to read it."""
+        self._over = True
+        return []
+
+    # ------------------------------------------------------------ what the stream says
+
+    def event(self, event: StreamEvent, track: int) -> Sequence[Effect]:
+        if self._over:
+            return []
+        match event:
+            case SpeechStarted(utterance=number, sample=sample):
+                self._starts[number] = sample
+                if self._request.vad_events:
+                    return [self._say("SpeechStarted", channel=CHANNEL, timestamp=_position(sample))]
+            case Partial():
+                return self._interim(event)
+            case UtteranceFinal():
+                return [self._final(event), *self._utterance_end()]
+            case UtteranceEnded():
+                return self._finalized()
+            case StreamProgress():
+                self._position = max(self._position, self._listened_to(event))
+                return self._utterance_end()
+            case StreamDone(through_sample=through):
+                return [self._metadata(through), *self._end(self._closing or Hang(1000))]
+        return []
+
+    def failed(self, error: NapscribeError, track: int) -> Sequence[Effect]:
+        if self._over:
+            return []
+        said = self._say("Error", variant=error.code, description=str(error), message=error.message)
+        return [said, *self._end(_close_frame(error))]
+
+    def _interim(self, partial: Partial) -> Sequence[Effect]:
+        if not self._request.interim:
+            return []
+        start = self._starts.get(partial.utterance, partial.through_sample)
+        return [self._results(start, partial.through_sample, partial.text, final=False)]
+
+    def _final(self, final: UtteranceFinal) -> Say:
+        self._starts.pop(final.utterance, None)
+        if final.text:
+            self._last_word_end = final.words[-1].end if final.words else seconds(final.end_sample)
+        flushed = final.cause == "request"
+        self._flushed = self._flushed or flushed
+        return self._results(
+            final.start_sample,
+            final.end_sample,
+            final.text,
+            final=True,
+            flushed=flushed,
+            words=final.words,
+            language=final.language,
+            confidence=1.0 if final.avg_logprob is None else math.exp(min(0.0, final.avg_logprob)),
+        )
+
+    def _finalized(self) -> Sequence[Effect]:
+        """Every ``Finalize`` is answered, if by an empty result: clients wait for it."""
+        said, self._flushed = self._flushed, False
+        here = round(self._position * 16_000)
+        return [] if said else [self._results(here, here, "", final=True, flushed=True)]
+
+    def _utterance_end(self) -> Sequence[Effect]:
+        """Once so much has been heard after the last word and nobody has begun to speak."""
+        end, wait = self._last_word_end, self._request.utterance_end_ms / 1000
+        if not wait or end is None or self._starts or self._position - end < wait:
+            return []
+        self._last_word_end = None
+        return [self._say("UtteranceEnd", channel=CHANNEL, last_word_end=round(end, 3))]
+
+    def _listened_to(self, progress: StreamProgress) -> float:
+        """Seconds. In a container nobody knows what a byte is; the oldest sample still needed is a little earlier."""
+        if self._clock.container:
+            return seconds(progress.needed_sample)
+        return seconds(self._clock.sample_of(progress.received_bytes))
+
+    # ------------------------------------------------------------ saying
+
+    def _results(
+        self,
+        start: int,
+        end: int,
+        text: str,
+        *,
+        final: bool,
+        flushed: bool = False,
+        words: Sequence[Word] = (),
+        language: str = "",
+        confidence: float = 1.0,
+    ) -> Say:
+        """``confidence`` is 1 where the engine has none: 0 would make clients throw the text away."""
+        confidence = round(confidence, 4) if text else 0.0
+        alternative: dict[str, object] = {
+            "transcript": text,
+            "confidence": confidence,
+            "words": [_word(word, confidence) for word in words],
+        }
+        if language and self._request.multilingual:
+            alternative["languages"] = [language]
+        return self._say(
+            "Results",
+            channel_index=CHANNEL,
+            duration=_position(max(0, end - start)),
+            start=_position(start),
+            is_final=final,
+            speech_final=final,
+            from_finalize=flushed,
+            channel={"alternatives": [alternative]},
+            metadata={
+                "request_id": self._request_id,
+                "model_info": {"name": self._model, "version": __version__, "arch": "napscribe"},
+                "model_uuid": self._model,
+            },
+        )
+
+    def _metadata(self, through: int) -> Say:
+        return self._say(
+            "Metadata",
+            transaction_key="deprecated",
+            request_id=self._request_id,
+            sha256=self._digest.hexdigest(),
+            created=self._created,
+            duration=_position(through),
+            channels=1,
+        )
+
+    @staticmethod
+    def _say(kind: str, **fields: object) -> Say:
+        return Say(_encode({"type": kind, **fields}).decode())
+
+    def _end(self, how: Hang) -> Sequence[Effect]:
+        self._over = True
+        return [how]
+
+
+def _object(message: str) -> dict[str, Any]:
+    """Empty for what is not a JSON object, or too long to be one of ours."""
+    try:
+        body = msgspec.json.decode(message) if len(message) <= MAX_TEXT else None
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _word(word: Word, confidence: float) -> dict[str, object]:
+    bare = word.text.strip(string.punctuation + "“”‘’«»…—–、。！？ ").lower()
+    return {
+        "word": bare or word.text,
+        "start": round(word.start, 3),
+        "end": round(word.end, 3),
+        "confidence": confidence,
+        "punctuated_word": word.text,
+    }
+
+
+def _position(sample: int) -> float:
+    return round(seconds(sample), 3)
+
+
+def _close_frame(error: NapscribeError) -> Hang:
+    if isinstance(error, UnsupportedAudio):
+        return Hang(1008, DATA_0000)
+    if isinstance(error, BadRequest):
+        return Hang(1008, error.code)
+    return Hang(1013 if isinstance(error, Busy) else 1011, error.code)

@@ -1,0 +1,193 @@
+"""Word times from ``Qwen3-ForcedAligner``: a classifier that says, for two marks behind each word, when it starts and ends.
+
+Input, without chat turns (with them, times come some 90 ms late)::
+
+    <|audio_start|>{audio}<|audio_end|>w1<timestamp><timestamp>w2<timestamp><timestamp>...
+
+The class at a mark times 80 ms is the time. Single marks can be wrong, so what breaks the order is repaired.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.errors import AudioTooLong, ModelLoadFailed
+from shared.pcm import SAMPLE_RATE
+from worker.engines.base import Audio, Report, WordTime
+from worker.engines.qwen3 import geometry
+from worker.engines.qwen3.audio import SampleBuffer
+from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
+from worker.engines.qwen3.device import Device
+from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.mel import LogMel
+from worker.engines.qwen3.vocabulary import Vocabulary
+
+LANGUAGES = frozenset({"zh", "en", "yue", "fr", "de", "it", "pt", "ru", "es"})
+"""Those the published aligner knows, less Japanese and Korean, whose words need a morphological analyser."""
+MAX_SECONDS = 180
+CLASS_SECONDS = 0.08
+MIN_WORD_SECONDS = 0.04
+_SNAPPED = 2
+"""Wrong marks in a row that take the nearest good time; more are spread evenly between their neighbours."""
+
+_IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedText:
+    """A word as it is shown, and as the aligner reads it."""
+
+    shown: str
+    spoken: str
+
+
+class ForcedAligner:
+    """Loads at construction. Raises ModelLoadFailed."""
+
+    def __init__(self, name: str, device: Device, report: Report) -> None:
+        checkpoint = open_checkpoint(name, report)
+        with torch.inference_mode():
+            model = load_model(checkpoint, dtype=device.dtype, kind="aligner").to(device.where)
+            self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
+            if self._vocabulary.timestamp is None:
+                raise ModelLoadFailed(
+                    f"The tokenizer of {name} has no <timestamp>.", hint="Use the aligner's own files."
+                )
+            self._encoder = Encoder(model)
+            self._text_model = model.model.language_model
+            self._score = model.score
+            self._mel = LogMel(device.where)
+        self._device = device.where
+
+    def align(self, audio: Audio, text: str) -> tuple[WordTime, ...]:
+        """Times of the words of ``text`` in ``audio`` (at most MAX_SECONDS), in order, each longer than nothing, all inside."""
+        if len(audio) > MAX_SECONDS * SAMPLE_RATE:
+            raise AudioTooLong(f"The aligner hears at most {MAX_SECONDS} s at once.", hint="Align shorter segments.")
+        words = split_words(text)
+        if not words or not len(audio):
+            return ()
+        times = repair([k * CLASS_SECONDS for k in self.classes(audio, [word.spoken for word in words])])
+        return place(words, times, len(audio) / SAMPLE_RATE)
+
+    @torch.inference_mode()
+    def classes(self, audio: Audio, words: Sequence[str]) -> list[int]:
+        """The model's own choice at each mark, two a word, unrepaired."""
+        v = self._vocabulary
+        mark = v.timestamp if v.timestamp is not None else -1
+        sound = self._encode(audio)
+        ids = [v.audio_start, *[v.audio_pad] * len(sound), v.audio_end]
+        for word in words:
+            ids += [*v.encode(word), mark, mark]
+        line = torch.tensor([ids]).to(self._device)
+        embeddings = self._text_model.embed_tokens(line)
+        embeddings[0, 1 : 1 + len(sound)] = sound
+        hidden = self._text_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+        chosen: list[int] = self._score(hidden[line == mark]).argmax(dim=-1).tolist()
+        return chosen
+
+    def _encode(self, audio: Audio) -> Tensor:
+        samples = SampleBuffer()
+        samples.append(audio)
+        count = geometry.frames_of(samples.length)
+        features = self._mel([samples.for_frames(0, count)], [count], [None]).features[0]
+        windows = features.reshape(geometry.MELS, -1, geometry.WINDOW_FRAMES).transpose(0, 1)
+        whole, rest = divmod(count, geometry.WINDOW_FRAMES)
+        frames = [geometry.WINDOW_FRAMES] * whole + [rest] * (rest > 0)
+        return torch.cat(self._encoder(windows[: len(frames)], frames))
+
+
+def split_words(text: str) -> list[AlignedText]:
+    """Words at white space, ideographs one by one; punctuation is shown with the word before it and not spoken."""
+    words: list[AlignedText] = []
+    for piece in text.split():
+        for part in _parts(piece):
+            spoken = "".join(char for char in part if char.isalnum() or char == "'")
+            if spoken:
+                words.append(AlignedText(part, spoken))
+            elif words:
+                words[-1] = AlignedText(words[-1].shown + part, words[-1].spoken)
+    return words
+
+
+def _parts(piece: str) -> list[str]:
+    """A piece without white space, cut before and after each ideograph; punctuation joins what stands before it."""
+    parts: list[str] = []
+    # Whether the last part is an ideograph, which only punctuation may join.
+    complete = False
+    for char in piece:
+        ideograph = any(low <= ord(char) <= high for low, high in _IDEOGRAPHS)
+        spoken = char.isalnum() or char == "'"
+        begun = bool(parts) and any(c.isalnum() for c in parts[-1])
+        if not parts or (ideograph and begun) or (spoken and complete):
+            parts.append(char)
+        else:
+            parts[-1] += char
+        complete = ideograph if spoken else complete
+    return parts
+
+
+def repair(times: Sequence[float]) -> list[float]:
+    """The same number of times, never falling. O(n log n).
+
+    The longest run of times that do not fall (not necessarily adjacent) is trusted; what stands between is replaced.
+    """
+    good = _longest_rising(times)
+    out = list(times)
+    if not good:
+        return out
+    edges = [-1, *good, len(times)]
+    for left, right in pairwise(edges):
+        before = out[left] if left >= 0 else out[right]
+        after = out[right] if right < len(times) else before
+        missing = right - left - 1
+        for k in range(1, missing + 1):
+            if missing <= _SNAPPED:
+                out[left + k] = before if k <= missing / 2 else after
+            else:
+                out[left + k] = before + (after - before) * k / (missing + 1)
+    return out
+
+
+def _longest_rising(values: Sequence[float]) -> list[int]:
+    """Indices of a longest non-decreasing subsequence, by patience sorting (Fredman 1975)."""
+    tails: list[float] = []
+    at: list[int] = []
+    before = [-1] * len(values)
+    for n, value in enumerate(values):
+        pile = bisect_right(tails, value)
+        before[n] = at[pile - 1] if pile else -1
+        if pile == len(tails):
+            tails.append(value)
+            at.append(n)
+        else:
+            tails[pile], at[pile] = value, n
+    chain: list[int] = []
+    n = at[-1] if at else -1
+    while n >= 0:
+        chain.append(n)
+        n = before[n]
+    return chain[::-1]
+
+
+def place(words: Sequence[AlignedText], times: Sequence[float], duration: float) -> tuple[WordTime, ...]:
+    """Words at their times (start and end of each, never falling), each given some length, none beyond ``duration``."""
+    shortest = min(MIN_WORD_SECONDS, duration / len(words))
+    starts, ends = np.array(times[::2], np.float64), np.array(times[1::2], np.float64)
+    reached = 0.0
+    for n in range(len(words)):
+        starts[n] = max(starts[n], reached)
+        ends[n] = reached = max(ends[n], starts[n] + shortest)
+    limit = duration
+    for n in reversed(range(len(words))):
+        ends[n] = min(ends[n], limit)
+        starts[n] = limit = max(0.0, min(starts[n], ends[n] - shortest))
+    return tuple(
+        WordTime(word.shown, float(start), float(end)) for word, start, end in zip(words, starts, ends, strict=True)
+    )

@@ -1,0 +1,269 @@
+"""From a folder or a hub id to weights that are surely the published ones, or an error that says what to do.
+
+Two layouts exist. ``Qwen/Qwen3-ASR-*-hf`` is what transformers reads. The original one (``thinker_config`` in config.json)
+is read by transformers *without an error* into a model of random weights; here it is rewritten in memory. In both cases a
+weight that is missing, left over or of another shape ends the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.errors import ModelLoadFailed
+from worker.engines.base import Report
+from worker.engines.qwen3 import geometry
+
+_MODEL_TYPE = "qwen3_asr"
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+_SHOWN_KEYS = 8
+
+# Names of the original layout (regular expressions, as transformers wants them) and what they are called now. Order
+# matters: the projector lived inside the audio tower.
+_ORIGINAL_NAMES = {
+    r"^thinker\.audio_tower\.proj1\.": "model.multi_modal_projector.linear_1.",
+    r"^thinker\.audio_tower\.proj2\.": "model.multi_modal_projector.linear_2.",
+    r"^thinker\.audio_tower\.": "model.audio_tower.",
+    r"^thinker\.model\.": "model.language_model.",
+}
+_HEAD = {"asr": {r"^thinker\.lm_head\.": "lm_head."}, "aligner": {r"^thinker\.lm_head\.": "score."}}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk, its configuration read and, where needed, rewritten."""
+
+    name: str
+    """As the caller said it."""
+    folder: Path
+    config: Any
+    """``transformers.Qwen3ASRConfig``."""
+    original_layout: bool
+
+
+def open_checkpoint(name: str, report: Report) -> Checkpoint:
+    """Find ``name`` (a local folder or a hub id), downloading where that is possible, and read its configuration.
+
+    Raises ModelLoadFailed: no such folder or id, no network, not a Qwen3-ASR checkpoint, a shape that is not supported.
+    """
+    folder = _resolve(name, report)
+    raw = _read_config(folder)
+    original = "thinker_config" in raw
+    if raw.get("model_type") != _MODEL_TYPE:
+        raise ModelLoadFailed(
+            f"{name} is a checkpoint of type {raw.get('model_type')!r}, not Qwen3-ASR.",
+            hint="Set NAPSCRIBE_MODEL to Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a local copy of one.",
+        )
+    config = _config(_modern(raw) if original else raw, name)
+    _require_known_shape(config, name)
+    return Checkpoint(name, folder, config, original)
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, kind: str = "asr") -> Any:
+    """The transformers model on the CPU, in evaluation mode, every weight from the file.
+
+    ``kind`` is ``asr`` (``Qwen3ASRForConditionalGeneration``) or ``aligner`` (``Qwen3ASRForTokenClassification``).
+    Raises ModelLoadFailed naming the keys where the file and the model disagree.
+    """
+    import transformers
+    from safetensors import SafetensorError
+
+    hugging: Any = transformers
+    hugging.utils.logging.disable_progress_bar()
+    classes: dict[str, Any] = {
+        "asr": hugging.Qwen3ASRForConditionalGeneration,
+        "aligner": hugging.Qwen3ASRForTokenClassification,
+    }
+    # ``None`` and an empty mapping are different things to transformers, so the argument is left out where it is not needed.
+    extra = {"key_mapping": _ORIGINAL_NAMES | _HEAD[kind]} if checkpoint.original_layout else {}
+    try:
+        model, info = classes[kind].from_pretrained(
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+            # Shapes that differ are then listed by name, and refused below with everything else.
+            ignore_mismatched_sizes=True,
+            **extra,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ModelLoadFailed(
+            f"The weights in {checkpoint.folder} could not be read: {_first_line(error)}",
+            hint="Delete the folder and download the checkpoint again; a copy that was cut short looks like this.",
+        ) from error
+    _require_complete(info, checkpoint)
+    model.eval()
+    return model
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """The tokenizer beside the weights. Raises ModelLoadFailed if there is none."""
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadFailed(
+            f"The tokenizer in {checkpoint.folder} could not be read: {_first_line(error)}",
+            hint="The folder needs tokenizer.json (or vocab.json and merges.txt) and tokenizer_config.json.",
+        ) from error
+
+
+def _resolve(name: str, report: Report) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelLoadFailed(
+            f"There is no folder {name}.",
+            hint="NAPSCRIBE_MODEL is 'auto', 'embedded', a hub id such as Qwen/Qwen3-ASR-1.7B-hf, or a folder.",
+        )
+    return _download(name, report)
+
+
+def _download(name: str, report: Report) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    report("downloading", 0.0)
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES, tqdm_class=_progress(report)))
+    except RepositoryNotFoundError as error:
+        raise ModelLoadFailed(
+            f"The hub has no model {name}, or it is not public.",
+            hint="Check NAPSCRIBE_MODEL; for a gated model set HF_TOKEN.",
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        offline = "HF_HUB_OFFLINE is set and" if os.environ.get("HF_HUB_OFFLINE") else "The hub cannot be reached and"
+        raise ModelLoadFailed(
+            f"{offline} {name} is not in the cache ({_first_line(error)}).",
+            hint=f"Download it where there is a network (hf download {name} --local-dir DIR), "
+            "and set NAPSCRIBE_MODEL to that folder; or NAPSCRIBE_MODEL=embedded needs no download.",
+        ) from error
+
+
+def _progress(report: Report) -> Any:
+    """A silent progress bar class that turns downloaded parts into signs of life."""
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    class Beat(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **{**kwargs, "disable": True})
+            self.seen = 0.0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.seen += n or 0
+            report("downloading", min(self.seen / self.total, 1.0) if self.total else 0.0)
+            return None
+
+    return Beat
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadFailed(
+            f"There is no config.json in {folder}.",
+            hint="Give the folder that holds config.json, model.safetensors and tokenizer.json.",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadFailed(f"{path} is not readable JSON.", hint="Download the checkpoint again.") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadFailed(f"{path} holds no JSON object.", hint="Download the checkpoint again.")
+    return raw
+
+
+def _modern(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the original layout in the words of the native one."""
+    thinker = raw["thinker_config"]
+    audio = {k: v for k, v in thinker["audio_config"].items() if k not in {"max_source_positions", "conv_chunksize"}}
+    audio |= {"model_type": "qwen3_asr_encoder", "max_position_embeddings": geometry.CHUNK_TOKENS}
+    text = {k: v for k, v in thinker["text_config"].items() if k not in {"rope_scaling", "rope_theta"}}
+    # The rotary sections of the original carry the same position three times, which is the plain rotary embedding.
+    theta = thinker["text_config"].get("rope_theta", 1_000_000)
+    text |= {"model_type": "qwen3", "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    modern = {
+        "model_type": _MODEL_TYPE,
+        "audio_config": audio,
+        "text_config": text,
+        "audio_token_id": thinker["audio_token_id"],
+        "tie_word_embeddings": text.get("tie_word_embeddings", True),
+    }
+    if "classify_num" in thinker:
+        modern["num_labels"] = thinker["classify_num"]
+    for key in ("timestamp_token_id", "eos_token_id", "pad_token_id"):
+        if key in thinker or key in raw:
+            modern[key] = thinker.get(key, raw.get(key))
+    return modern
+
+
+def _config(raw: dict[str, Any], name: str) -> Any:
+    try:
+        import transformers
+
+        return transformers.Qwen3ASRConfig.from_dict(raw)
+    except (ImportError, AttributeError) as error:
+        raise ModelLoadFailed(
+            "Qwen3-ASR needs transformers 5.15 or later.", hint="Install it: pip install 'napscribe[qwen]'."
+        ) from error
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelLoadFailed(
+            f"The configuration of {name} is not understood: {_first_line(error)}",
+            hint="Use Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a checkpoint of the same architecture.",
+        ) from error
+
+
+def _require_known_shape(config: Any, name: str) -> None:
+    """Our forward passes are written for the published architecture; anything else would be silently wrong."""
+    audio, text = config.audio_config, config.text_config
+    wanted = {
+        "audio n_window": (audio.n_window, geometry.CHUNK_FRAMES // 2),
+        "audio n_window_infer": (audio.n_window_infer, geometry.WINDOW_FRAMES),
+        "audio num_mel_bins": (audio.num_mel_bins, geometry.MELS),
+        "audio activation_function": (audio.activation_function, "gelu"),
+        "text hidden_act": (text.hidden_act, "silu"),
+        "text attention_bias": (bool(text.attention_bias), False),
+        "text rope_type": (text.rope_parameters.get("rope_type", "default"), "default"),
+        "text sliding window": (bool(text.use_sliding_window), False),
+    }
+    wrong = [
+        f"{what} is {found!r}, not {expected!r}" for what, (found, expected) in wanted.items() if found != expected
+    ]
+    if wrong:
+        raise ModelLoadFailed(
+            f"{name} is not shaped like the published Qwen3-ASR: {'; '.join(wrong)}.",
+            hint="Use one of the published checkpoints or one fine-tuned from them.",
+        )
+
+
+def _require_complete(info: dict[str, Any], checkpoint: Checkpoint) -> None:
+    faults = []
+    for what, word in (
+        ("missing_keys", "missing"),
+        ("unexpected_keys", "unexpected"),
+        ("mismatched_keys", "mis-shaped"),
+    ):
+        keys = sorted(str(key[0]) if isinstance(key, tuple) else str(key) for key in info.get(what) or ())
+        if keys:
+            more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+            faults.append(f"{word}: {', '.join(keys[:_SHOWN_KEYS])}{more}")
+    if faults:
+        raise ModelLoadFailed(
+            f"The weights in {checkpoint.folder} do not fit their configuration ({'; '.join(faults)}).",
+            hint="Nothing was loaded, because the model would be partly random. Download the checkpoint again.",
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -1,0 +1,230 @@
+"""The text model's forward pass over our own key/value slots.
+
+A *slot* is room for one sequence in tensors that never move. Rows of a batch are slots; positions are per row. One layer
+function serves all layers, with weights and cache as arguments. Query heads that share a key/value head become further
+query positions of that head, so the cache is read once and never expanded.
+
+Invariant: in a slot, positions below a row's own are valid; whatever lies above is finite and masked. Rows that take no part
+in a step write to the last position of their slot, which no sequence uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; linear weights as ``(out, in)``."""
+
+    before_attention: Tensor
+    qkv: Tensor
+    """Query, key and value projections, stacked."""
+    qk_norm: Tensor
+    """``(query heads + key heads, head_dim)``: weights of the norms over each head."""
+    out: Tensor
+    before_mlp: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TextShape:
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    eps: float
+    rope_theta: float
+
+    @classmethod
+    def of(cls, config: Any) -> TextShape:
+        """From transformers' ``Qwen3Config``."""
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            eps=config.rms_norm_eps,
+            rope_theta=config.rope_parameters["rope_theta"],
+        )
+
+    def slot_bytes(self, length: int, dtype: torch.dtype) -> int:
+        """Device bytes of one slot of ``length`` positions."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * length * dtype.itemsize
+
+
+class Decoder:
+    """Text model with ``slots`` slots of ``length`` positions; the last position of each is scratch.
+
+    Takes the weights out of ``model`` (a transformers ``Qwen3Model``), which is of no use afterwards.
+    """
+
+    def __init__(self, model: Any, head: Tensor, *, slots: int, length: int) -> None:
+        self.shape = TextShape.of(model.config)
+        self.slots = slots
+        self.length = length
+        self._embedding: Tensor = model.embed_tokens.weight
+        self._head = head
+        self.device, self.dtype = head.device, head.dtype
+        self._layers = [_take_weights(layer, self.shape) for layer in model.layers]
+        self._final_norm: Tensor = model.norm.weight
+        self._cos, self._sin = _rotary_tables(self.shape, length, self.device, self.dtype)
+        size = (slots, self.shape.kv_heads, length, self.shape.head_dim)
+        # Zeroed, because a weight of zero times a stray NaN is still NaN.
+        self._keys = [torch.zeros(size, device=self.device, dtype=self.dtype) for _ in self._layers]
+        self._values = [torch.zeros(size, device=self.device, dtype=self.dtype) for _ in self._layers]
+
+    @property
+    def scratch(self) -> int:
+        """The position that rows without work write to."""
+        return self.length - 1
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``(…)`` token ids to ``(…, hidden)``."""
+        return F.embedding(tokens, self._embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``(…, hidden)`` to ``(…, vocabulary)``, in the model's dtype."""
+        return F.linear(hidden, self._head)
+
+    def clear(self, slot: int) -> None:
+        """Wipe a slot whose numbers went wrong, so that its next sequence does not inherit them."""
+        for cache in (*self._keys, *self._values):
+            cache[slot].zero_()
+
+    def prefill(self, embeddings: Tensor, slots: Tensor) -> Tensor:
+        """Whole prompts from position 0. ``embeddings``: ``(rows, n, hidden)``, padded at the end; ``slots``: ``(rows,)``.
+
+        Returns hidden states ``(rows, n, hidden)``. What padding writes lies above the row's own end.
+        """
+        rows, n, _ = embeddings.shape
+        positions = torch.arange(n, device=self.device).expand(rows, n)
+        return self._run(embeddings, slots[:, None], positions, _causal)
+
+    def extend(self, embeddings: Tensor, slots: Tensor, starts: Tensor, span: int) -> Tensor:
+        """Go on in slots that hold ``starts`` valid positions each: ``(rows, n, hidden)`` more, causal among themselves.
+
+        ``span``: no position at or above it is valid after the call; bounds what is read.
+        """
+        n = embeddings.shape[1]
+        positions = starts[:, None] + torch.arange(n, device=self.device)
+        mask = self._mask(positions, span)
+        # Padding must not write beyond the slot.
+        positions = positions.clamp(max=self.scratch)
+
+        def attend(q: Tensor, _k: Tensor, _v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return _grouped(q, keys[slots, :, :span], values[slots, :, :span], mask)
+
+        return self._run(embeddings, slots[:, None], positions, attend)
+
+    def step(self, tokens: Tensor, positions: Tensor, span: int) -> Tensor:
+        """One token for each of the first ``len(tokens)`` slots; row i is slot i. Returns ``(rows, hidden)``.
+
+        A row without work has the scratch position. Fixed shapes and no reads by the host: fit for a CUDA graph.
+        """
+        rows = tokens.shape[0]
+        mask = self._mask(positions[:, None], span)
+
+        def attend(q: Tensor, _k: Tensor, _v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return _grouped(q, keys[:rows, :, :span], values[:rows, :, :span], mask)
+
+        slots = torch.arange(rows, device=self.device)[:, None]
+        return self._run(self.embed(tokens)[:, None], slots, positions[:, None], attend)[:, 0]
+
+    def _mask(self, positions: Tensor, span: int) -> Tensor:
+        """Additive, ``(rows, 1, n, span)``: each position sees itself and what stands before it."""
+        seen = torch.arange(span, device=self.device) <= positions[..., None]
+        mask = torch.zeros(seen.shape, device=self.device, dtype=self.dtype).masked_fill_(~seen, -torch.inf)
+        return mask[:, None]
+
+    def _run(self, x: Tensor, slots: Tensor, positions: Tensor, attend: Any) -> Tensor:
+        cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
+        for weights, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            x = _layer(x, weights, keys, values, slots, positions, cos, sin, attend, self.shape)
+        return F.rms_norm(x, (self.shape.hidden,), self._final_norm, self.shape.eps)
+
+
+def _layer(
+    x: Tensor,
+    w: LayerWeights,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    attend: Any,
+    shape: TextShape,
+) -> Tensor:
+    """One decoder layer over ``x`` ``(rows, n, hidden)``; writes the cache at ``(slots, positions)``, then attends."""
+    rows, n, _ = x.shape
+    normed = shape.heads + shape.kv_heads
+    h = F.rms_norm(x, (shape.hidden,), w.before_attention, shape.eps)
+    heads = F.linear(h, w.qkv).view(rows, n, normed + shape.kv_heads, shape.head_dim)
+    qk, v = heads[:, :, :normed], heads[:, :, normed:]
+    qk = _rotate(F.rms_norm(qk, (shape.head_dim,), None, shape.eps) * w.qk_norm, cos, sin)
+    q, k = qk[:, :, : shape.heads], qk[:, :, shape.heads :]
+    keys[slots, :, positions] = k
+    values[slots, :, positions] = v
+    h = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), keys, values)
+    x = x + F.linear(h.transpose(1, 2).reshape(rows, n, -1), w.out)
+    h = F.rms_norm(x, (shape.hidden,), w.before_mlp, shape.eps)
+    gate, up = F.linear(h, w.gate_up).chunk(2, dim=-1)
+    return x + F.linear(F.silu(gate) * up, w.down)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions; ``sin`` carries the sign of the half that it turns."""
+    half = heads.shape[-1] // 2
+    return torch.addcmul(heads * cos, torch.roll(heads, half, dims=-1), sin)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, _keys: Tensor, _values: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of ``q`` ``(rows, heads, n, d)`` over fewer key heads ``(rows, kv_heads, span, d)``."""
+    rows, heads, n, width = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    folded = q.reshape(rows, kv_heads, group * n, width)
+    mask = mask.repeat(1, 1, group, 1) if n > 1 else mask.expand(rows, kv_heads, group, mask.shape[-1])
+    return F.scaled_dot_product_attention(folded, k, v, attn_mask=mask).reshape(rows, heads, n, width)
+
+
+def _rotary_tables(shape: TextShape, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``(length, head_dim)`` each; the sine's first half is negated, which is the rotation of two halves."""
+    exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.float) / shape.head_dim
+    angle = torch.arange(length).float()[:, None] * (1.0 / shape.rope_theta**exponent)
+    sin = angle.sin()
+    cos = torch.cat([angle.cos()] * 2, dim=-1)
+    return cos.to(device, dtype), torch.cat([-sin, sin], dim=-1).to(device, dtype)
+
+
+def _take_weights(layer: Any, shape: TextShape) -> LayerWeights:
+    """Move a transformers layer's weights into one of ours; what was fused is dropped there, so memory does not double."""
+    attention, mlp = layer.self_attn, layer.mlp
+    taken = LayerWeights(
+        before_attention=layer.input_layernorm.weight,
+        qkv=torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
+        qk_norm=torch.cat(
+            [attention.q_norm.weight.expand(shape.heads, -1), attention.k_norm.weight.expand(shape.kv_heads, -1)]
+        ),
+        out=attention.o_proj.weight,
+        before_mlp=layer.post_attention_layernorm.weight,
+        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight,
+    )
+    attention.q_proj = attention.k_proj = attention.v_proj = mlp.gate_proj = mlp.up_proj = None
+    return taken

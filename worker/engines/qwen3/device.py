@@ -1,0 +1,94 @@
+"""Everything that is decided about the device, in one place: where, in what precision, with how many threads and slots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from shared.errors import ModelLoadFailed, OutOfMemory
+
+_CUDA_THREADS = 2
+"""Beside a GPU the CPU only launches; more threads take time from the decoding of files."""
+_CUDA_RESERVE = 1536 * 1024**2
+"""Bytes for activations, logits and CUDA graphs, beside weights and slots."""
+_CUDA_SHARE = 0.85
+"""Of the memory that is free at the start, where no bound is given: other programs use the card too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    where: torch.device
+    dtype: torch.dtype
+    threads: int
+
+    @property
+    def cuda(self) -> bool:
+        return self.where.type == "cuda"
+
+
+def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 0) -> Device:
+    """Choose and configure. ``where``: ``cuda``, ``cuda:1``, ``cpu`` or empty for the best there is.
+
+    Raises ModelLoadFailed where CUDA is asked for and is not there.
+    """
+    device = torch.device(where or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadFailed(
+            "CUDA was asked for, but torch sees no GPU.",
+            hint="Check nvidia-smi and that the container was started with --gpus all; or leave the device out.",
+        )
+    if dtype is None:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    cores = len(os.sched_getaffinity(0))
+    chosen = Device(device, dtype, threads or (min(cores, _CUDA_THREADS) if device.type == "cuda" else cores))
+    if device.type == "cuda":
+        # The convolutions see as many batch sizes as there are seconds in a group; searching for the best kernel at each
+        # new one would stall a live step, and the heuristic choice is close.
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.matmul.allow_tf32 = dtype is not torch.float32
+        torch.backends.cudnn.allow_tf32 = dtype is not torch.float32
+    claim_threads(chosen)
+    return chosen
+
+
+def claim_threads(device: Device) -> None:
+    """Set torch's threads to ours again: some libraries set them to one when they are imported."""
+    if torch.get_num_threads() != device.threads:
+        torch.set_num_threads(device.threads)
+
+
+def free_bytes(device: Device, *, bound_mb: int, held: int) -> int:
+    """Bytes left for slots: of ``bound_mb`` if that is given (``held`` bytes of weights count), else of what is free."""
+    if bound_mb:
+        return bound_mb * 1024**2 - held - (_CUDA_RESERVE if device.cuda else 0)
+    if device.cuda:
+        free, _total = torch.cuda.mem_get_info(device.where)
+        return int(free * _CUDA_SHARE) - _CUDA_RESERVE
+    return 2 * 1024**3
+
+
+@contextmanager
+def typed_out_of_memory(what: str) -> Iterator[None]:
+    """Turns torch's own error into ours."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"The device ran out of memory while {what}.",
+            hint="Lower NAPSCRIBE_GPU_MEMORY_MB, stop other programs on the card, or choose the 0.6B model.",
+        ) from error
+
+
+def release_cached(device: Device) -> None:
+    """After running out of memory only: give cached blocks back, so that a smaller attempt can succeed."""
+    if device.cuda:
+        torch.cuda.empty_cache()
+
+
+def held_bytes(device: Device) -> int:
+    """Bytes that torch holds on the accelerator; 0 on the CPU."""
+    return torch.cuda.memory_reserved(device.where) if device.cuda else 0

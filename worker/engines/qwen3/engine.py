@@ -1,0 +1,389 @@
+"""Continuous batching for Qwen3-ASR: sequences join and leave between steps, live rows first.
+
+A step is either one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token) or
+one decode step for all rows that need just their next token. Nothing else happens, so a step is bounded by the size of a
+group, and a neighbour never waits for more than one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError, OutOfMemory
+from shared.journal import log
+from shared.languages import NAMES
+from shared.messages import Capabilities, Lane
+from worker.engines.base import (
+    Audio,
+    EngineEvent,
+    EngineSequence,
+    Hypothesis,
+    Report,
+    SequenceFailed,
+    SequenceRequest,
+    WordTime,
+)
+from worker.engines.qwen3 import device as devices
+from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
+from worker.engines.qwen3.aligner import ForcedAligner
+from worker.engines.qwen3.catch_up import CatchUp
+from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
+from worker.engines.qwen3.decoder import Decoder, TextShape
+from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.mel import LogMel
+from worker.engines.qwen3.sampling import greedy, sampled, unpack
+from worker.engines.qwen3.sequence import Qwen3Sequence
+from worker.engines.qwen3.slots import SlotTable
+from worker.engines.qwen3.stepper import LogitsToTokens, Row, Stepper
+from worker.engines.qwen3.vocabulary import Vocabulary
+
+MAX_SEGMENT_S = 30.0
+SLOT_LENGTH = 1280
+"""Positions: 30 s of sound (390), a full context (512), the turns (about 20) and a budget near 360 tokens."""
+MIN_ANSWER = 16
+"""Positions that must be left for text, or the sound does not fit."""
+MAX_SLOTS = {"cuda": 128, "cpu": 8}
+GROUP_POSITIONS = {"cuda": 8192, "cpu": 1024}
+"""Positions, padding included, that one catching-up pass computes at most (but always one row)."""
+MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
+"""A first pass on a loaded machine; a step of the usual kind is far below."""
+
+LogitsHook = Callable[[Tensor, Sequence[EngineSequence]], Tensor]
+"""``hook(logits, sequences)`` with logits ``(rows, vocabulary)``; returns the logits to choose from."""
+
+
+class Qwen3Engine:
+    """The engine contract (``worker.engines.base``) over a Qwen3-ASR checkpoint.
+
+    ``model``: folder or hub id. ``device``, ``dtype``, ``threads``: empty, None and 0 choose. ``gpu_memory_mb`` bounds
+    weights, slots and working memory; 0 takes what is free. ``max_slots``: an upper bound on slots, 0 for the default.
+    ``aligner``: folder or hub id of a forced aligner, loaded when the first request asks for words; empty for none.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "",
+        dtype: torch.dtype | None = None,
+        gpu_memory_mb: int = 0,
+        max_slots: int = 0,
+        slot_length: int = SLOT_LENGTH,
+        threads: int = 0,
+        graphs: bool = True,
+        aligner: str = "",
+    ) -> None:
+        self._model_name = model
+        self._want = (device, dtype, threads)
+        self._gpu_memory_mb = gpu_memory_mb
+        self._max_slots = max_slots
+        self._slot_length = slot_length
+        self._graphs = graphs
+        self._aligner_name = aligner
+        self._aligner: ForcedAligner | None = None
+        self._last_was_catch_up = False
+        self.logits_hook: LogitsHook | None = None
+        """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
+
+    # ------------------------------------------------------------ life
+
+    @torch.inference_mode()
+    def load(self, report: Report) -> Capabilities:
+        report("loading", 0.0)
+        where, dtype, threads = self._want
+        self._device = devices.set_up(where, dtype=dtype, threads=threads)
+        checkpoint = open_checkpoint(self._model_name, report)
+        report("loading", 0.1)
+        with devices.typed_out_of_memory("loading the weights"):
+            model = load_model(checkpoint, dtype=self._device.dtype)
+            report("loading", 0.7)
+            self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
+            model = model.to(self._device.where)
+            report("loading", 0.9)
+            self._eos = _eos_ids(model, self._vocabulary)
+            self.encoder = Encoder(model)
+            self._slots = self._count_slots(model)
+            self.decoder = Decoder(
+                model.model.language_model, model.lm_head.weight, slots=self._slots, length=self._slot_length
+            )
+        self._mel = LogMel(self._device.where)
+        self._stepper = Stepper(self.decoder, graphs=self._device.cuda and self._graphs)
+        self._table = SlotTable(self._slots)
+        self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._vocabulary)
+        self._generator = torch.Generator(self._device.where)
+        self._warm_up(report)
+        return self._capabilities()
+
+    def _count_slots(self, model: torch.nn.Module) -> int:
+        kind = self._device.where.type
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        shape = TextShape.of(model.config.text_config)  # type: ignore[union-attr]
+        room = devices.free_bytes(self._device, bound_mb=self._gpu_memory_mb, held=weights)
+        affordable = room // shape.slot_bytes(self._slot_length, self._device.dtype)
+        if affordable < 1:
+            raise ModelLoadFailed(
+                f"The weights take {weights >> 20} MB, and nothing is left for a single sequence.",
+                hint="Raise NAPSCRIBE_GPU_MEMORY_MB, stop other programs on the card, or choose the 0.6B model.",
+            )
+        return int(min(affordable, self._max_slots or MAX_SLOTS.get(kind, 8)))
+
+    def _capabilities(self) -> Capabilities:
+        kind = self._device.where.type
+        return Capabilities(
+            engine="qwen3",
+            model=self._model_name,
+            languages=tuple(NAMES),
+            # One slot stays with files, so that calls can slow them down but never shut them out for want of a seat.
+            max_live=max(1, self._slots - 1),
+            max_batch=self._slots,
+            accepts_prefix=True,
+            streams_natively=False,
+            translates=False,
+            word_times="exact" if self._aligner_name else "estimated",
+            max_segment_s=MAX_SEGMENT_S,
+            max_step_s=MAX_STEP_S.get(kind, 60.0),
+            device=str(self._device.where),
+            slots=self._slots,
+        )
+
+    def _warm_up(self, report: Report) -> None:
+        """Record the graphs, then run noise and silence at real shapes, so that no first caller pays for it."""
+        report("warming", 0.0)
+        self._stepper.record(lambda share: report("warming", 0.8 * share))
+        seconds = (0.5, 4.0, 8.0, 30.0) if self._device.cuda else (1.0,)
+        noise = torch.Generator().manual_seed(0)
+        for count, duration in enumerate(seconds):
+            report("warming", 0.8 + 0.2 * count / len(seconds))
+            length = int(duration * 16_000)
+            for audio in (0.05 * torch.randn(length, generator=noise), torch.zeros(length)):
+                sequence = self.open(SequenceRequest("warm-up", Lane.BATCH, language="en"))
+                self.feed(sequence, audio.numpy())
+                self.finish(sequence)
+                for _ in range(3):
+                    if not sequence.closed:
+                        self.step([sequence], 0)
+                self.cancel(sequence)
+        self.encoder.encoded = 0
+
+    def close(self) -> None:
+        """Drop weights, slots and graphs."""
+        self._aligner = None
+        for name in ("encoder", "decoder", "_mel", "_stepper", "_table", "_catch_up", "_vocabulary"):
+            self.__dict__.pop(name, None)
+        if hasattr(self, "_device"):
+            devices.release_cached(self._device)
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes held on the accelerator."""
+        return devices.held_bytes(self._device)
+
+    @property
+    def positions(self) -> int:
+        """Positions that catching up has computed since the start."""
+        return self._catch_up.positions
+
+    @property
+    def evictions(self) -> int:
+        return self._table.evictions
+
+    # ------------------------------------------------------------ sequences
+
+    def open(self, request: SequenceRequest) -> Qwen3Sequence:
+        if request.language and request.language not in NAMES:
+            raise BadRequest(f"Qwen3-ASR does not know the language {request.language!r}.", param="language")
+        return Qwen3Sequence(request, self._vocabulary, self._eos)
+
+    def feed(self, sequence: EngineSequence, audio: Audio) -> None:
+        _own(sequence).samples.append(audio)
+
+    def finish(self, sequence: EngineSequence) -> None:
+        _own(sequence).finished = True
+
+    def suspend(self, sequence: EngineSequence) -> None:
+        mine = _own(sequence)
+        self._table.release(mine)
+        mine.to_host()
+
+    def cancel(self, sequence: EngineSequence) -> None:
+        mine = _own(sequence)
+        self._table.release(mine)
+        mine.forget()
+
+    # ------------------------------------------------------------ steps
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[EngineSequence], deadline_ns: int) -> list[EngineEvent]:
+        """See the contract. Rows beyond the free slots wait; ``deadline_ns`` is not needed, because live rows go first."""
+        devices.claim_threads(self._device)
+        mine = [row for row in map(_own, rows) if row.ready]
+        events = self._end_all([row for row in mine if row.done])
+        seated = [row for row in mine if not (row.closed or row.done) and self._admit(row, events)]
+        behind = [row for row in seated if row.slot is not None and row.behind]
+        current = [row for row in seated if row.slot is not None and not row.behind]
+        if behind and self._catch_up_first(behind, current):
+            self._last_was_catch_up = True
+            events += self._run_catch_up(self._group(behind))
+        elif current:
+            self._last_was_catch_up = False
+            events += self._run_decode(current)
+        return events
+
+    def _admit(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
+        if row.audio_due and row.kv + row.cost() + MIN_ANSWER > self.decoder.scratch:
+            events.append(self._fail(row, _too_long()))
+            return False
+        return self._table.seat(row)
+
+    def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> bool:
+        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher."""
+        if not current or behind[0].lane <= current[0].lane:
+            return True
+        return not self._last_was_catch_up
+
+    def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
+        """Rows of one kind (fresh slot or not) and one lane side, in order, as many as the bound allows."""
+        first = behind[0]
+        bound = GROUP_POSITIONS.get(self._device.where.type, 1024)
+        group, widest = [first], first.cost()
+        for row in behind[1:]:
+            same = (row.kv == 0) == (first.kv == 0) and (row.lane is Lane.LIVE) == (first.lane is Lane.LIVE)
+            if same and (len(group) + 1) * max(widest, row.cost()) <= bound:
+                group.append(row)
+                widest = max(widest, row.cost())
+        return group
+
+    def _run_catch_up(self, group: list[Qwen3Sequence]) -> list[EngineEvent]:
+        try:
+            return self._advance(group, self._catch_up.run(group, self._chooser))
+        except torch.OutOfMemoryError as error:
+            devices.release_cached(self._device)
+            return self._retry_smaller(group, error)
+        except NapscribeError as error:
+            return self._isolate(group, error)
+
+    def _retry_smaller(self, group: list[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
+        """Once, with half of the rows; the others come in later steps. A row that does not fit alone fails alone."""
+        smaller = group[: math.ceil(len(group) / 2)]
+        try:
+            if len(group) > 1:
+                return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
+        except torch.OutOfMemoryError as again:
+            devices.release_cached(self._device)
+            error = again
+        failure = OutOfMemory(
+            "The device ran out of memory for this recording.",
+            hint="Lower NAPSCRIBE_GPU_MEMORY_MB so that fewer sequences run at once, or stop other programs on the card.",
+        )
+        failure.__cause__ = error
+        return [self._fail(row, failure) for row in smaller[:1]]
+
+    def _isolate(self, group: list[Qwen3Sequence], error: NapscribeError) -> list[EngineEvent]:
+        if len(group) == 1:
+            return [self._fail(group[0], error)]
+        return [event for row in group for event in self._run_catch_up([row])]
+
+    def _run_decode(self, rows: list[Qwen3Sequence]) -> list[EngineEvent]:
+        batch = [Row(_slot(row), row.ids_after(row.kv)[0], row.kv) for row in rows]
+        ids, scores = unpack(self._stepper.run(batch, self._chooser(rows)))
+        for row in rows:
+            row.kv += 1
+        return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])
+
+    def _chooser(self, rows: Sequence[Qwen3Sequence]) -> LogitsToTokens | None:
+        """How tokens of these rows are chosen: None for plain greedy, which may run as a graph."""
+        heat = [row.request.temperature for row in rows]
+        hook = self.logits_hook
+        if hook is None and not any(heat):
+            return None
+
+        def choose(logits: Tensor) -> Tensor:
+            changed = hook(logits, rows) if hook else logits
+            return sampled(changed, heat, self._generator) if any(heat) else greedy(changed)
+
+        return choose
+
+    def _advance(
+        self, rows: Sequence[Qwen3Sequence], results: Sequence[tuple[list[int], list[float]]]
+    ) -> list[EngineEvent]:
+        """Give each row its new tokens; say what there is to say."""
+        events: list[EngineEvent] = []
+        for row, (ids, scores) in zip(rows, results, strict=True):
+            if not all(map(math.isfinite, scores)):
+                self.decoder.clear(_slot(row))
+                failure = EngineFailed("The model's numbers overflowed on this recording.", hint="Try dtype float32.")
+                events.append(self._fail(row, failure))
+                continue
+            for token, score in zip(ids, scores, strict=True):
+                if not row.settled:
+                    row.accept(token, score, self.decoder.scratch)
+            if row.done and not self._wants_alignment(row):
+                events.append(self._end(row))
+            elif row.request.partials and row.worth_showing():
+                events.append(Hypothesis(row, row.show()))
+        return events
+
+    def _end_all(self, done: list[Qwen3Sequence]) -> list[EngineEvent]:
+        """Finals of complete rows; of those that want exact times, one a step, because each is a pass of its own."""
+        waiting = [row for row in done if self._wants_alignment(row)]
+        return [self._end(row) for row in done if row not in waiting[1:]]
+
+    def _wants_alignment(self, row: Qwen3Sequence) -> bool:
+        return bool(self._aligner_name and row.request.words and row.language in ALIGNED and row.text)
+
+    def _align(self, row: Qwen3Sequence, text: str) -> tuple[WordTime, ...]:
+        """Exact times, or none where the aligner fails: words without exact times are worth more than an error."""
+        try:
+            if self._aligner is None:
+                self._aligner = ForcedAligner(self._aligner_name, self._device, lambda phase, fraction: None)
+            return self._aligner.align(row.samples.all(), text)
+        except (NapscribeError, RuntimeError) as error:
+            log("alignment_failed", level="warning", error=type(error).__name__, message=str(error)[:300])
+            if isinstance(error, ModelLoadFailed):
+                self._aligner_name = ""
+            return ()
+
+    def _end(self, row: Qwen3Sequence) -> EngineEvent:
+        final = row.final()
+        if self._wants_alignment(row):
+            final = replace(final, words=self._align(row, final.text))
+        self._table.release(row)
+        row.forget()
+        return final
+
+    def _fail(self, row: Qwen3Sequence, error: NapscribeError) -> EngineEvent:
+        self._table.release(row)
+        row.forget()
+        return SequenceFailed(row, error)
+
+
+def _own(sequence: EngineSequence) -> Qwen3Sequence:
+    if not isinstance(sequence, Qwen3Sequence):
+        raise TypeError(f"not a sequence of this engine: {type(sequence).__name__}")
+    return sequence
+
+
+def _slot(row: Qwen3Sequence) -> int:
+    if row.slot is None:
+        raise RuntimeError("a row without a slot cannot be computed")
+    return row.slot
+
+
+def _too_long() -> AudioTooLong:
+    return AudioTooLong(
+        "The segment does not fit into the model's context.",
+        hint=f"Segments are at most {MAX_SEGMENT_S:.0f} s; a shorter prompt leaves more room.",
+    )
+
+
+def _eos_ids(model: object, vocabulary: Vocabulary) -> frozenset[int]:
+    ids = {vocabulary.turn_end, vocabulary.end_of_text}
+    for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        found = getattr(config, "eos_token_id", None)
+        ids |= set(found) if isinstance(found, (list, tuple)) else {found} if isinstance(found, int) else set()
+    return frozenset(ids)

@@ -1,0 +1,89 @@
+"""From output tokens to text: ``language English<asr_text>The words.`` becomes ``("en", "The words.")``.
+
+No part of the markup ever leaks, wherever the output is cut: before the tag nothing counts as text unless it can no longer
+be the beginning of a language line. Text only grows while tokens are pushed, so it can be streamed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+
+from shared.languages import NAMES
+from worker.engines.qwen3.vocabulary import Vocabulary
+
+_CODES = {name.lower(): code for code, name in NAMES.items()}
+_LANGUAGE = "language"
+_LANGUAGE_LINE = re.compile(r"\s*language\s+(?P<name>[^\n<]*)", re.IGNORECASE)
+_NO_SPEECH = "none"
+_MAX_LANGUAGE_WORDS = 2
+"""A line of more words than this after ``language`` is speech, not a language's name."""
+_TAGS = re.compile(r"<asr_text>|<timestamp>|<\|[A-Za-z_]{1,24}\|>")
+_TAG_BEGINNING = re.compile(r"<(?:\|[A-Za-z_]{0,24}\|?|[a-z_]{0,9})?$")
+
+
+class OutputParser:
+    """Reads the tokens of one sequence as they come.
+
+    ``forced``: the language stood in the prompt, so that everything is text.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, forced: bool) -> None:
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._raw = ""
+        self._meta = ""
+        self.tagged = forced
+        """Whether the text has begun for certain."""
+
+    def push(self, token: int) -> None:
+        if token == self._vocabulary.text_tag and not self.tagged:
+            self._meta, self._raw = self._raw, ""
+            self._utf8.reset()
+            self.tagged = True
+            return
+        # Bytes of a character that is not whole yet stay in the decoder.
+        self._raw += self._utf8.decode(self._vocabulary.bytes_of(token))
+
+    def extend(self, tokens: Iterable[int]) -> OutputParser:
+        for token in tokens:
+            self.push(token)
+        return self
+
+    @property
+    def text(self) -> str:
+        """What was said, as far as it is certain; without white space at its ends."""
+        if self.no_speech or not (self.tagged or self._is_plain()):
+            return ""
+        text = self._raw
+        if "<" in text:
+            text = _TAG_BEGINNING.sub("", _TAGS.sub("", text))
+        return text.strip()
+
+    @property
+    def language(self) -> str:
+        """Code of the language that the model named, empty if it named none that we know."""
+        for name in self._language_line().split(","):
+            if code := _CODES.get(name.strip().lower()):
+                return code
+        return ""
+
+    @property
+    def no_speech(self) -> bool:
+        """The model said ``language None``: there is nothing to hear."""
+        return self._language_line().lower() == _NO_SPEECH
+
+    def _language_line(self) -> str:
+        found = _LANGUAGE_LINE.match(self._meta)
+        return found["name"].strip() if found else ""
+
+    def _is_plain(self) -> bool:
+        """Output without a tag that cannot become a language line any more: the model ignored the form, and just spoke."""
+        words = self._raw.split()
+        if not words:
+            return False
+        if words[0].lower() != _LANGUAGE:
+            alone = len(words) == 1 and not self._raw[-1:].isspace()
+            return not (alone and _LANGUAGE.startswith(words[0].lower()))
+        return len(words) > 1 + _MAX_LANGUAGE_WORDS and "<" not in self._raw
