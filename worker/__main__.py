@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared import journal
@@ -46,7 +47,7 @@ class WorkerProcess:
         self._bell = Bell()
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
-        self._audio_age = lambda: 0
+        self._audio_age: Callable[[], int] = lambda: 0
         self._inbox = Inbox(arguments.data, arguments.control, self._generation, self._bell, self._pong)
 
     def run(self) -> int:

@@ -1,0 +1,124 @@
+"""The engine on CUDA: the same words as on the CPU, graphs equal to plain launches, bf16 honest about its flips."""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shared.messages import Lane
+from worker.engines.base import Audio, Final, SequenceRequest
+
+torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(300),
+]
+
+FOLDER = Path(__file__).parents[1] / "data" / "qwen3-asr-tiny"
+CLIPS = [path for path in sorted((FOLDER / "samples").glob("*.wav")) if "mulaw" not in path.name]
+MARGIN = 0.05
+"""Of two logits: closer ones may change places in bf16."""
+
+
+def read(path: Path) -> Audio:
+    with wave.open(str(path)) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / np.float32(32768)
+
+
+def said(path: Path) -> str:
+    return path.with_suffix(".txt").read_text("utf-8").strip()
+
+
+def load(dtype: Any, **options: Any) -> Any:
+    from worker.engines.qwen3.engine import Qwen3Engine
+
+    engine = Qwen3Engine(str(FOLDER), device="cuda", dtype=dtype, **{"max_slots": 16, **options})
+    engine.load(lambda phase, fraction: None)
+    return engine
+
+
+def texts(engine: Any) -> list[str]:
+    rows = []
+    for path in CLIPS:
+        row = engine.open(SequenceRequest(path.stem, Lane.BATCH, language="en"))
+        engine.feed(row, read(path))
+        engine.finish(row)
+        rows.append(row)
+    done = {}
+    while not all(row.closed for row in rows):
+        for event in engine.step([row for row in rows if row.ready], 0):
+            assert isinstance(event, Final)
+            done[event.sequence.request.id] = event.text
+    return [done[path.stem] for path in CLIPS]
+
+
+@pytest.fixture(scope="module")
+def exact() -> Iterator[Any]:
+    engine = load(torch.float32)
+    yield engine
+    engine.close()
+
+
+def test_float32_gives_the_exact_transcripts(exact: Any) -> None:
+    assert texts(exact) == [said(path) for path in CLIPS]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_graphs_equal_plain_launches(dtype: str) -> None:
+    recorded = load(getattr(torch, dtype))
+    plain = load(getattr(torch, dtype), graphs=False)
+    assert recorded._stepper._graphs
+    assert not plain._stepper._graphs
+    assert texts(recorded) == texts(plain)
+    recorded.close()
+    plain.close()
+
+
+def test_bf16_agrees_wherever_the_margin_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    """Teacher-forced on the tokens of ``generate()``: the same argmax wherever the reference's margin is clear."""
+    import transformers
+
+    hugging: Any = transformers
+    processor = hugging.AutoProcessor.from_pretrained(FOLDER)
+    model = hugging.AutoModelForMultimodalLM.from_pretrained(FOLDER, dtype=torch.bfloat16).to("cuda").eval()
+    engine = load(torch.bfloat16)
+    flips = total = 0
+    for path in CLIPS:
+        inputs = processor.apply_transcription_request(audio=[read(path)], language="English").to(
+            "cuda", torch.bfloat16
+        )
+        start = inputs["input_ids"].shape[1]
+        with torch.inference_mode():
+            ids = model.generate(**inputs, max_new_tokens=100, do_sample=False)
+            mask = torch.ones_like(ids)
+            features = {name: inputs[name] for name in ("input_features", "input_features_mask")}
+            theirs = model(input_ids=ids, attention_mask=mask, **features).logits[0, start - 1 : -1].float()
+            ours = _forced(engine, path, ids[0, start:].tolist())
+        top = theirs.topk(2).values
+        differs = theirs.argmax(-1) != ours.argmax(-1)
+        assert not (differs & (top[:, 0] - top[:, 1] > MARGIN)).any(), path.stem
+        flips, total = flips + int(differs.sum()), total + len(differs)
+    with capsys.disabled():
+        print(f"\nbf16: {flips} of {total} tokens flip, all within a margin of {MARGIN}")
+    engine.close()
+
+
+def _forced(engine: Any, path: Path, tokens: list[int]) -> Any:
+    """Our logits after each of ``tokens``' predecessors."""
+    row = engine.open(SequenceRequest("forced", Lane.BATCH, language="en"))
+    engine.feed(row, read(path))
+    engine.finish(row)
+    engine._table.seat(row)
+    engine._catch_up.listen([row])
+    row.draft = tuple(tokens)
+    hidden = engine._catch_up._fill([row], [row.ids_after(0)])[0, -len(tokens) - 1 : -1]
+    logits = engine.decoder.logits(hidden).float()
+    engine.cancel(row)
+    return logits

@@ -1,0 +1,1 @@
+"""Qwen3-ASR against transformers on the CPU, with a small random checkpoint and a small trained one."""

@@ -1,0 +1,119 @@
+"""Nothing but the published weights is ever run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import ModelLoadFailed
+from tests.torch.checkpoints import to_original_layout
+from tests.torch.running import loaded, noise, transcribe
+from worker.engines.qwen3.checkpoint import load_model, open_checkpoint
+from worker.engines.qwen3.engine import Qwen3Engine
+
+pytestmark = pytest.mark.torch
+
+
+def silent(phase: str, fraction: float) -> None:
+    return None
+
+
+def test_original_layout_is_bit_equal(random_checkpoint: Path, tmp_path: Path) -> None:
+    old = open_checkpoint(str(to_original_layout(random_checkpoint, tmp_path / "old")), silent)
+    new = open_checkpoint(str(random_checkpoint), silent)
+    assert old.original_layout
+    assert not new.original_layout
+    ours = load_model(old, dtype=torch.float32).state_dict()
+    theirs = load_model(new, dtype=torch.float32).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_original_layout_transcribes_alike(random_checkpoint: Path, tmp_path: Path) -> None:
+    clip = noise(2.0)
+    texts = []
+    for folder in (random_checkpoint, to_original_layout(random_checkpoint, tmp_path / "old")):
+        engine = loaded(folder, max_slots=1)
+        texts.append(transcribe(engine, clip, language="de"))
+        engine.close()
+    assert texts[0].text == texts[1].text
+    assert texts[0].avg_logprob == texts[1].avg_logprob
+
+
+@pytest.mark.parametrize("layout", ["native", "original"])
+@pytest.mark.parametrize("fault", ["missing", "unexpected", "mis-shaped"])
+def test_weights_that_do_not_fit_stop_the_start(
+    random_checkpoint: Path, tmp_path: Path, layout: str, fault: str
+) -> None:
+    folder = tmp_path / "broken"
+    if layout == "native":
+        shutil.copytree(random_checkpoint, folder)
+    else:
+        to_original_layout(random_checkpoint, folder)
+    weights = load_file(folder / "model.safetensors")
+    key = next(name for name in weights if name.endswith("layers.1.mlp.up_proj.weight"))
+    if fault == "missing":
+        del weights[key]
+    elif fault == "unexpected":
+        weights[key.replace("up_proj", "sideways_proj")] = weights[key].clone()
+    else:
+        weights[key] = weights[key][:5].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadFailed) as caught:
+        Qwen3Engine(str(folder), device="cpu", threads=1).load(silent)
+    name = "sideways_proj" if fault == "unexpected" else "layers.1.mlp.up_proj.weight"
+    assert name in caught.value.message
+    assert caught.value.hint
+
+
+def test_truncated_weights(random_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(random_checkpoint, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    with pytest.raises(ModelLoadFailed, match="could not be read"):
+        Qwen3Engine(str(folder), device="cpu", threads=1).load(silent)
+
+
+def test_other_architectures_are_refused(random_checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((random_checkpoint / "config.json").read_text())
+    for change, word in (
+        ({"model_type": "whisper"}, "whisper"),
+        ({"audio_config": {**config["audio_config"], "n_window_infer": 400}}, "n_window_infer"),
+        ({"text_config": {**config["text_config"], "attention_bias": True}}, "attention_bias"),
+    ):
+        folder = tmp_path / word
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ModelLoadFailed, match=word):
+            open_checkpoint(str(folder), silent)
+
+
+def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelLoadFailed, match=r"no config\.json"):
+        open_checkpoint(str(tmp_path / "empty"), silent)
+    with pytest.raises(ModelLoadFailed, match="no folder"):
+        open_checkpoint(str(tmp_path / "absent"), silent)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelLoadFailed, match="HF_HUB_OFFLINE is set") as caught:
+        open_checkpoint("Qwen/Qwen3-ASR-0.6B-hf", silent)
+    assert "hf download" in caught.value.hint
+
+
+def test_memory_bound_decides_the_slots(random_checkpoint: Path) -> None:
+    with pytest.raises(ModelLoadFailed, match="nothing is left"):
+        loaded(random_checkpoint, gpu_memory_mb=1, slot_length=8192)
+    engine = Qwen3Engine(str(random_checkpoint), device="cpu", threads=1, gpu_memory_mb=9)
+    capabilities = engine.load(silent)
+    # 3 layers x 2 (key, value) x 2 heads x 32 x 4 bytes x 1280 positions = 1.875 MiB a slot, beside 1 MiB of weights.
+    assert capabilities.slots == 4
+    assert capabilities.max_live == 3
+    engine.close()

@@ -1,0 +1,105 @@
+"""No part of the markup leaks, wherever the output is cut; streamed text only grows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.torch.running import Reference
+from worker.engines.qwen3.parse import OutputParser
+from worker.engines.qwen3.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", params=["trained_reference", "random_reference"])
+def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
+    reference: Reference = request.getfixturevalue(request.param)
+    return Vocabulary(reference.processor.tokenizer)
+
+
+def tokens(v: Vocabulary, output: str) -> list[int]:
+    before, tag, after = output.partition("<asr_text>")
+    return [*v.encode(before), *([v.text_tag] if tag else []), *v.encode(after)]
+
+
+def stream(v: Vocabulary, ids: list[int], *, forced: bool = False) -> tuple[list[str], OutputParser]:
+    parser = OutputParser(v, forced=forced)
+    seen = []
+    for token in ids:
+        parser.push(token)
+        seen.append(parser.text)
+    return seen, parser
+
+
+@pytest.mark.parametrize(
+    ("output", "language", "text"),
+    [
+        ("language English<asr_text>The weather is nice.", "en", "The weather is nice."),
+        ("language Chinese<asr_text>今天天气很好。", "zh", "今天天气很好。"),
+        ("language Klingon<asr_text>nuqneH", "", "nuqneH"),
+        ("language Chinese,English<asr_text>你好 hello", "zh", "你好 hello"),
+        ("language None<asr_text>", "", ""),
+        ("language None<asr_text>Thank you.", "", ""),
+        ("language", "", ""),
+        ("language Chin", "", ""),
+        ("language English", "", ""),
+        ("language English\n", "", ""),
+        ("", "", ""),
+        ("Just words without a tag.", "", "Just words without a tag."),
+        ("language is what we speak about here", "", "language is what we speak about here"),
+        ("langoustine", "", "langoustine"),
+        ("language English<asr_text>", "en", ""),
+    ],
+)
+def test_parsing(vocabulary: Vocabulary, output: str, language: str, text: str) -> None:
+    parser = OutputParser(vocabulary, forced=False).extend(tokens(vocabulary, output))
+    assert (parser.language, parser.text) == (language, text)
+
+
+OUTPUTS = [
+    "language English<asr_text>They're 12 — naïve 🎙️ words, 東京.",
+    "language Cantonese<asr_text>你好",
+    "language None<asr_text>",
+    "language English<asr_text>He said language English, twice.",
+]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_cut_at_every_token(vocabulary: Vocabulary, output: str) -> None:
+    text = "" if "None" in output else output.partition("<asr_text>")[2]
+    seen, parser = stream(vocabulary, tokens(vocabulary, output))
+    assert parser.text == text
+    for part in seen:
+        assert text.startswith(part), part
+        assert "\ufffd" not in part
+    assert [*seen, text] == sorted([*seen, text], key=len)
+
+
+@pytest.mark.parametrize("markup", ["<asr_text>", "<|im_end|>", "<|audio_pad|>", "<timestamp>", "<|im_start|>"])
+def test_spelled_out_markup_never_leaks(vocabulary: Vocabulary, markup: str) -> None:
+    """Even if a model writes a tag letter by letter, and whether it comes as one token or as twenty."""
+    spelled = [i for char in markup for i in vocabulary.encode(char)]
+    ids = [*vocabulary.encode("one"), *spelled, vocabulary.text_tag, vocabulary.turn_end, *vocabulary.encode(" two")]
+    seen, parser = stream(vocabulary, ids, forced=True)
+    assert parser.text == "one two"
+    for part in seen:
+        assert "one two".startswith(part), part
+
+
+def test_less_than_is_not_markup(vocabulary: Vocabulary) -> None:
+    assert stream(vocabulary, vocabulary.encode("1 < 2 and 3 > 2"), forced=True)[1].text == "1 < 2 and 3 > 2"
+
+
+@given(st.lists(st.integers(0, 1007), max_size=60), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_tokens(vocabulary_1008: Vocabulary, ids: list[int], forced: bool) -> None:
+    seen, _parser = stream(vocabulary_1008, ids, forced=forced)
+    for part in seen:
+        assert not any(markup in part for markup in vocabulary_1008.added_texts)
+
+
+@pytest.fixture(scope="module")
+def vocabulary_1008(trained_reference: Reference) -> Vocabulary:
+    return Vocabulary(trained_reference.processor.tokenizer)

@@ -1,0 +1,186 @@
+"""A model that will not stop is stopped, within its budget, with a reason, and alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.errors import AudioTooLong, EngineFailed, OutOfMemory
+from tests.torch.running import drive, finals, noise, read_audio, start
+from tests.torch.test_samples import WAVES, said
+from worker.engines.base import EngineSequence, Final, SequenceFailed
+from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.guard import find_runaway
+from worker.engines.qwen3.sequence import Qwen3Sequence
+from worker.engines.qwen3.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.torch
+
+GOOD = "She opened the window"
+
+
+@pytest.fixture
+def script(trained_engine: Qwen3Engine) -> Iterator[Callable[[str, list[int]], None]]:
+    """``script(request id, tokens)`` makes that request say these tokens, and nothing else."""
+    lines: dict[str, list[int]] = {}
+
+    def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
+        changed = logits.clone()
+        for n, sequence in enumerate(sequences):
+            assert isinstance(sequence, Qwen3Sequence)
+            if line := lines.get(sequence.request.id):
+                changed[n, line[len(sequence.tokens)]] = 1e4
+        return changed
+
+    trained_engine.logits_hook = hook
+    yield lines.__setitem__
+    trained_engine.logits_hook = None
+
+
+def loops(vocabulary: Vocabulary) -> dict[str, tuple[list[int], str]]:
+    rng = random.Random(1)
+    junk = [rng.choice([" yes", " no"]) for _ in range(600)]
+    return {
+        "character": (vocabulary.encode("a") * 600, "repetition"),
+        "word": (vocabulary.encode(" okay") * 600, "repetition"),
+        "pattern": (vocabulary.encode(" the old man and sea") * 600, "repetition"),
+        "alternating": ([i for word in junk for i in vocabulary.encode(word)], "repetition"),
+        "never ends": ([rng.randrange(300, 900) for _ in range(600)], "length"),
+    }
+
+
+@pytest.mark.parametrize("name", ["character", "word", "pattern", "alternating", "never ends"])
+def test_runaway_ends_with_its_reason(
+    trained_engine: Qwen3Engine, script: Callable[[str, list[int]], None], name: str
+) -> None:
+    vocabulary = trained_engine._vocabulary
+    loop, reason = loops(vocabulary)[name]
+    wave = WAVES[0]
+    sound = read_audio(wave)
+    quiet_steps = _count_steps(trained_engine, [start(trained_engine, sound, "n", language="en")])
+    script("wild", [*vocabulary.encode(GOOD), *loop])
+    wild = start(trained_engine, noise(12.0), "wild", language="en")
+    neighbour = start(trained_engine, sound, "n", language="en")
+    steps = 0
+
+    def count(step: int) -> list[Qwen3Sequence]:
+        nonlocal steps
+        steps += not neighbour.closed
+        return []
+
+    done = finals(drive(trained_engine, [wild, neighbour], before=count))
+    assert done["n"].text == said(wave)
+    assert steps <= quiet_steps * 1.1 + 1
+    assert done["wild"].finish_reason == reason
+    assert done["wild"].text.startswith(GOOD)
+    assert len(wild.tokens) <= wild.budget
+    if name in ("character", "word", "pattern"):
+        # What is left is the good text and at most two rounds of the loop.
+        assert len(wild.tokens) <= len(vocabulary.encode(GOOD)) + 2 * len(loop) // 600
+
+
+def _count_steps(engine: Qwen3Engine, rows: list[Qwen3Sequence]) -> int:
+    for step in itertools.count():
+        if all(row.closed for row in rows):
+            return step
+        engine.step(rows, 0)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "speech",
+    [
+        "No, no, no, no, no, no! I said no.",
+        "My number is five five five five five two two two zero zero zero zero zero.",
+        "Row, row, row your boat, gently down the stream. Row, row, row your boat. Merrily, merrily, merrily.",
+        "Ha ha ha ha ha ha ha. Very funny, very, very, very funny.",
+    ],
+)
+def test_people_repeat_themselves_too(trained_engine: Qwen3Engine, speech: str) -> None:
+    ids = trained_engine._vocabulary.encode(speech)
+    pieces = [trained_engine._vocabulary.bytes_of(i) for i in ids]
+    assert all(find_runaway(ids[:n], pieces[:n]) is None for n in range(1, len(ids) + 1))
+
+
+def test_too_long_for_the_slot_fails_alone(trained_engine: Qwen3Engine) -> None:
+    long = start(trained_engine, noise(100.0), "long", language="en")
+    wave = WAVES[1]
+    fine = start(trained_engine, read_audio(wave), "fine", language="en")
+    events = drive(trained_engine, [long, fine])
+    failed = [event for event in events if isinstance(event, SequenceFailed)]
+    assert [event.sequence for event in failed] == [long]
+    assert isinstance(failed[0].error, AudioTooLong)
+    assert [event.text for event in events if isinstance(event, Final)] == [said(wave)]
+
+
+def test_out_of_memory_shrinks_the_group_and_retries(
+    trained_engine: Qwen3Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = Encoder.__call__, []
+
+    def hungry(self: Encoder, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
+        seen.append(len(frames))
+        if len(frames) > 2:
+            raise torch.OutOfMemoryError("scripted")
+        return real(self, features, frames)
+
+    monkeypatch.setattr(Encoder, "__call__", hungry)
+    waves = WAVES[:4]
+    rows = [start(trained_engine, read_audio(wave), wave.stem, language="en") for wave in waves]
+    done = finals(drive(trained_engine, rows))
+    assert [done[wave.stem].text for wave in waves] == [said(wave) for wave in waves]
+    assert seen[0] > 2
+
+
+def test_out_of_memory_for_one_row_fails_that_row(trained_engine: Qwen3Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Encoder.__call__
+
+    def hungry(self: Encoder, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
+        if len(frames) > 1:
+            raise torch.OutOfMemoryError("scripted")
+        return real(self, features, frames)
+
+    monkeypatch.setattr(Encoder, "__call__", hungry)
+    wave = WAVES[1]
+    rows = [start(trained_engine, noise(20.0), "big", language="en")]
+    rows.append(start(trained_engine, read_audio(wave), "small", language="en"))
+    events = drive(trained_engine, rows)
+    errors = {e.sequence.request.id: e.error for e in events if isinstance(e, SequenceFailed)}
+    assert list(errors) == ["big"]
+    assert isinstance(errors["big"], OutOfMemory)
+    assert [e.text for e in events if isinstance(e, Final)] == [said(wave)]
+
+
+def test_numbers_that_overflow_fail_alone_and_do_not_stay_in_the_slot(trained_engine: Qwen3Engine) -> None:
+    def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
+        bad = torch.tensor([[s.request.id == "bad"] for s in sequences])
+        for sequence in sequences:
+            assert isinstance(sequence, Qwen3Sequence)
+            if sequence.request.id == "bad":
+                trained_engine.decoder._values[1][sequence.slot] = torch.nan
+        return torch.where(bad, torch.nan, logits)
+
+    wave = WAVES[1]
+    trained_engine.logits_hook = hook
+    try:
+        rows = [start(trained_engine, read_audio(wave), name, language="en") for name in ("bad", "good")]
+        events = drive(trained_engine, rows)
+    finally:
+        trained_engine.logits_hook = None
+    assert [type(e.error) for e in events if isinstance(e, SequenceFailed)] == [EngineFailed]
+    assert [e.text for e in events if isinstance(e, Final)] == [said(wave)]
+    rows = [start(trained_engine, read_audio(wave), str(n), language="en") for n in range(4)]
+    assert {final.text for final in finals(drive(trained_engine, rows)).values()} == {said(wave)}
+
+
+def test_threads_are_taken_back(trained_engine: Qwen3Engine) -> None:
+    """The fixture's engine works on one thread; whoever changes that for its own sake does not change it for us."""
+    torch.set_num_threads(2)
+    trained_engine.step([start(trained_engine, noise(0.5), language="en")], 0)
+    assert torch.get_num_threads() == 1

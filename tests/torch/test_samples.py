@@ -1,0 +1,140 @@
+"""Real words through the whole engine, with the trained fixture (its README says what it can and cannot do)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.messages import Lane
+from tests.torch.conftest import TRAINED
+from tests.torch.running import Reference, drive, finals, noise, read_audio, start, transcribe
+from worker.engines.base import Audio, Hypothesis
+from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.sequence import Qwen3Sequence
+
+pytestmark = pytest.mark.torch
+
+WAVES = sorted((TRAINED / "samples").glob("*.wav"))
+
+
+def said(wave: Path) -> str:
+    return wave.with_suffix(".txt").read_text("utf-8").strip()
+
+
+@pytest.fixture(scope="module")
+def sounds() -> dict[str, Audio]:
+    return {wave.stem: read_audio(wave) for wave in WAVES}
+
+
+def test_there_are_nine() -> None:
+    assert len(WAVES) == 9
+
+
+@pytest.mark.parametrize("language", ["en", ""])
+def test_exact_transcripts_in_one_batch(trained_engine: Qwen3Engine, sounds: dict[str, Audio], language: str) -> None:
+    rows = [start(trained_engine, sounds[w.stem], w.stem, language=language) for w in WAVES]
+    done = finals(drive(trained_engine, rows))
+    for wave in WAVES:
+        final = done[wave.stem]
+        assert (final.text, final.language, final.finish_reason) == (said(wave), "en", "stop")
+        assert final.avg_logprob is not None
+        assert -0.5 < final.avg_logprob < 0
+
+
+def test_tokens_equal_generate(
+    trained_engine: Qwen3Engine, trained_reference: Reference, sounds: dict[str, Audio]
+) -> None:
+    for name in ("pico-en-gb", "flite-slt"):
+        row = start(trained_engine, sounds[name])
+        drive(trained_engine, [row])
+        assert row.tokens == trained_reference.tokens(sounds[name], limit=row.budget)
+
+
+@pytest.mark.parametrize("language", ["en", ""])
+def test_prefix_is_kept_and_continued(trained_engine: Qwen3Engine, sounds: dict[str, Audio], language: str) -> None:
+    wave = next(w for w in WAVES if w.stem == "long-espeak-en-us-mulaw-8k")
+    words = said(wave).split(" ")
+    for count in (1, 9, 30, len(words)):
+        for end in ("", " "):
+            prefix = " ".join(words[:count]) + end
+            final = transcribe(trained_engine, sounds[wave.stem], language=language, prefix=prefix)
+            assert final.text.startswith(prefix)
+            assert final.text.strip() == said(wave)
+            assert final.language == "en"
+
+
+def test_partials_grow_into_the_final(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:
+    row = start(trained_engine, sounds["pico-en-us"], language="", partials=True)
+    events = drive(trained_engine, [row])
+    texts = [event.text for event in events if isinstance(event, Hypothesis)]
+    final = finals(events)["r"]
+    assert len(texts) >= 10
+    assert all(final.text.startswith(text) for text in texts)
+    assert texts == sorted(texts, key=len)
+
+
+def test_logprobs_spell_the_text(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:
+    final = transcribe(trained_engine, sounds["hibari-plain"], logprobs=True)
+    assert "".join(text for text, _ in final.logprobs) == final.text
+    assert final.avg_logprob == pytest.approx(sum(score for _, score in final.logprobs) / len(final.logprobs))
+
+
+@pytest.mark.parametrize("level", [0.0, 0.003, 0.03])
+def test_no_speech_is_empty(trained_engine: Qwen3Engine, level: float) -> None:
+    final = transcribe(trained_engine, noise(3.0, seed=7, level=level))
+    assert (final.text, final.language) == ("", "")
+
+
+def test_nothing_was_said_at_all(trained_engine: Qwen3Engine) -> None:
+    final = transcribe(trained_engine, np.zeros(0, np.float32))
+    assert (final.text, final.finish_reason) == ("", "stop")
+
+
+def test_sampling_differs_and_greedy_neighbours_do_not(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:
+    wave = next(w for w in WAVES if w.stem == "flite-rms")
+    hot = [start(trained_engine, sounds[wave.stem], f"hot{n}", temperature=2.0, language="en") for n in range(3)]
+    cold = start(trained_engine, sounds[wave.stem], "cold", language="en")
+    done = finals(drive(trained_engine, [cold, *hot]))
+    assert done["cold"].text == said(wave)
+    assert {done[f"hot{n}"].text for n in range(3)} != {said(wave)}
+
+
+def test_lanes_are_served_in_order(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:
+    """With all slots taken by files, a call's final comes as fast as alone, but for one catching-up step of a file."""
+    sound = sounds["pico-en-us"]
+    alone = _steps_until_final(trained_engine, sound, [])
+    files = [start(trained_engine, sounds["espeak-en-us"], f"f{n}", language="en") for n in range(6)]
+    for _ in range(4):
+        trained_engine.step(files, 0)
+    assert _steps_until_final(trained_engine, sound, files) <= alone * 1.1 + 2
+    assert set(finals(drive(trained_engine, files))) <= {row.request.id for row in files}
+
+
+def _steps_until_final(engine: Qwen3Engine, sound: Audio, others: list[Qwen3Sequence]) -> int:
+    call = start(engine, sound, "call", Lane.LIVE, language="en")
+    for steps in range(1, 200):
+        rows = [call, *(row for row in others if row.ready)]
+        if any(event.sequence is call for event in engine.step(rows, 0)):
+            return steps
+    raise AssertionError("no final")
+
+
+def test_joining_files_take_at_most_every_second_step_from_a_call(
+    trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.qwen3.engine.GROUP_POSITIONS", {"cpu": 1})
+    call = start(trained_engine, sounds["pico-en-us"], "call", Lane.LIVE, language="en")
+    trained_engine.step([call], 0)
+    files = [start(trained_engine, sounds["flite-awb"], f"f{n}", language="en") for n in range(3)]
+    progress = []
+    for _ in range(8):
+        before = len(call.tokens)
+        trained_engine.step([call, *files], 0)
+        progress.append(len(call.tokens) - before)
+    assert sum(row.kv > 0 for row in files) == 3
+    assert all(sum(pair) >= 1 for pair in pairwise(progress)), progress
+    for row in (call, *files):
+        trained_engine.cancel(row)
