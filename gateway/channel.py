@@ -17,6 +17,7 @@ import zmq
 from shared.codec import Buffer, decode_event, encode
 from shared.errors import ChannelFull, NapscribeError, ProtocolError, WorkerGone
 from shared.messages import Command, Event
+from shared.streams import AudioBatch
 
 HIGH_WATER_MARK = 1000
 """Messages in ZeroMQ's own pipe to one peer."""
@@ -26,6 +27,10 @@ RETRY_SECONDS = 0.005
 """A full ROUTER gives no edge when one peer's pipe has room again, so it is asked."""
 EVENTS_PER_TURN = 256
 """Read at most so many before other tasks of the loop get their turn."""
+AUDIO_SECONDS = 0.005
+"""Live frames that come within this time of the last ones sent go together; a frame after a longer silence goes at once."""
+AUDIO_BYTES = 256 * 1024
+"""So many bytes go without waiting."""
 MAX_SOCKET_PATH = 107
 """sockaddr_un.sun_path, less its terminator."""
 
@@ -112,7 +117,7 @@ class _Router:
             self._waiting.popleft()
 
     def _read_soon(self) -> None:
-        if self._turn is None and not self._closed:
+        if self._turn is None and not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._turn = self._loop.call_soon(self._read)
 
     def _read(self) -> None:
@@ -141,10 +146,54 @@ class Channel:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._data = _Router(self._context, self.data_address, self._deliver)
         self._control = _Router(self._context, self.control_address, self._deliver)
+        self._loop = asyncio.get_running_loop()
+        self._frames: list[tuple[str, int, int]] = []
+        self._payloads: list[bytes] = []
+        self._payload_bytes = 0
+        self._audio_generation = 0
+        self._audio_sent = 0.0
+        self._audio_timer: asyncio.TimerHandle | None = None
 
     def send(self, command: Command, payload: Buffer | None = None) -> None:
         """Data. Raises WorkerGone or ChannelFull; never blocks, never loses."""
+        if self._frames:
+            self._send_audio()
         self._data.send(identity(command.generation), encode(command), payload)
+
+    def audio(self, generation: int, request_id: str, arrived_ns: int, data: bytes) -> None:
+        """A frame of live audio, in order with ``send``. Frames of one generation at a time: the hub sees to it.
+
+        What cannot be sent is lost here, and said again by the stream's replay buffer once the worker is known to be gone.
+        """
+        self._frames.append((request_id, arrived_ns, len(data)))
+        self._payloads.append(data)
+        self._payload_bytes += len(data)
+        self._audio_generation = generation
+        now = self._loop.time()
+        if now >= self._audio_sent + AUDIO_SECONDS or self._payload_bytes >= AUDIO_BYTES:
+            self._send_audio()
+        elif self._audio_timer is None:
+            self._audio_timer = self._loop.call_at(self._audio_sent + AUDIO_SECONDS, self._send_audio)
+
+    def _send_audio(self) -> None:
+        if self._audio_timer is not None:
+            self._audio_timer.cancel()
+            self._audio_timer = None
+        if not self._frames:
+            return
+        self._audio_sent = self._loop.time()
+        batch = AudioBatch(self._audio_generation, tuple(self._frames))
+        payload = self._payloads[0] if len(self._payloads) == 1 else b"".join(self._payloads)
+        self._frames.clear()
+        self._payloads.clear()
+        self._payload_bytes = 0
+        try:
+            self._data.send(identity(batch.generation), encode(batch), payload)
+        except WorkerGone:
+            pass
+        except ChannelFull:
+            # Nobody would say these frames again to a worker that wakes up: it must not wake up.
+            self._on_garbage(batch.generation, ProtocolError("it does not read its audio"))
 
     def control(self, command: Command) -> None:
         """Control. Raises WorkerGone or ChannelFull."""
@@ -152,11 +201,16 @@ class Channel:
 
     def forget(self, generation: int) -> None:
         """Nothing more is for this generation."""
+        self._frames.clear()
+        self._payloads.clear()
+        self._payload_bytes = 0
         peer = identity(generation)
         self._data.forget(peer)
         self._control.forget(peer)
 
     def close(self) -> None:
+        if self._audio_timer is not None:
+            self._audio_timer.cancel()
         self._data.close()
         self._control.close()
         self._context.term()

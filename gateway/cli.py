@@ -21,6 +21,10 @@ EXIT_USAGE = 2
 EXIT_FAILED = 1
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 
+_GIVE_BACK = "dirty_decay_ms:0,muzzy_decay_ms:0"
+"""For jemalloc, which is Granian's allocator: pages that are free go back at once. Left alone, it keeps them until some later
+request happens to let it look: 25 MiB after 40 uploads at once, for as long as the server sleeps."""
+
 
 def main() -> int:
     """The command line; returns the exit code."""
@@ -58,6 +62,7 @@ def _serve(_arguments: argparse.Namespace | None = None) -> int:
     except SettingsError as error:
         print(f"napscribe: {error}", file=sys.stderr)
         return EXIT_USAGE
+    os.environ.setdefault("_RJEM_MALLOC_CONF", _GIVE_BACK)  # read when Granian is loaded
     from gateway.app import ground, serve
 
     try:

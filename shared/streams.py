@@ -71,6 +71,14 @@ class StreamAudio(Message, frozen=True, tag="audio"):
     """When the gateway received its last byte."""
 
 
+class AudioBatch(Message, frozen=True, tag="audio_batch"):
+    """Audio of several streams in one message: what came within a few milliseconds. Sending costs the same for one frame
+    as for fifty, so a gateway with many calls sends many at a time."""
+
+    frames: tuple[tuple[str, int, int], ...]
+    """(stream, when it came in ns, its bytes in the payload), in order."""
+
+
 class UpdateStream(Message, frozen=True, tag="update_stream"):
     """Other options from here on; an open utterance keeps those it began with, endpointing apart."""
 
@@ -103,7 +111,9 @@ class CloseStream(Message, frozen=True, tag="close_stream"):
     request_id: str
 
 
-StreamCommand = OpenStream | StreamAudio | UpdateStream | EndUtterance | ClearAudio | ParkStream | CloseStream
+StreamCommand = (
+    OpenStream | StreamAudio | AudioBatch | UpdateStream | EndUtterance | ClearAudio | ParkStream | CloseStream
+)
 
 # ---------------------------------------------------------------- events
 

@@ -18,7 +18,7 @@ from shared.codec import Buffer, decode_command, encode
 from shared.errors import ProtocolError
 from shared.journal import log
 from shared.messages import PROTOCOL_VERSION, Command, Event, Hello, Ping, Pong, Stop
-from shared.streams import StreamCommand
+from shared.streams import AudioBatch, StreamAudio, StreamCommand
 
 HIGH_WATER_MARK = 1000
 """Messages in ZeroMQ's own pipe."""
@@ -128,11 +128,20 @@ class Inbox:
 
     def _receive_data(self, socket: zmq.Socket[bytes]) -> None:
         for command, payload in _receive(socket):
+            if isinstance(command, AudioBatch) and self._ears is not None:
+                self._unpack(command, memoryview(payload), self._ears)
+                continue
             if isinstance(command, StreamCommand) and self._ears is not None:
                 self._ears(command, payload)
                 continue
             self._commands.append(command)
             self._bell.ring()
+
+    def _unpack(self, batch: AudioBatch, payload: memoryview, ears: Callable[[Command, Buffer], None]) -> None:
+        begin = 0
+        for request_id, arrived_ns, size in batch.frames:
+            ears(StreamAudio(self.generation, request_id, arrived_ns), payload[begin : begin + size])
+            begin += size
 
     def _receive_control(self, socket: zmq.Socket[bytes]) -> None:
         for command, _payload in _receive(socket):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import hashlib
 import hmac
 import time
@@ -59,11 +60,11 @@ class CallWebhook:
     async def aclose(self) -> None:
         """Deliver what waits, for a short while."""
         self._closing = True
+        self._news.set()
         sender = self._sender
         if sender is None:
             return
-        if self._waiting:
-            await asyncio.wait({sender}, timeout=CLOSE_SECONDS)
+        await asyncio.wait({sender}, timeout=CLOSE_SECONDS)
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
 
@@ -90,15 +91,13 @@ class CallWebhook:
             await client.aclose()
 
     async def _has_event(self) -> bool:
-        self._news.clear()
-        if self._waiting:
-            return True
-        try:
-            async with asyncio.timeout(LINGER_SECONDS):
-                await self._news.wait()
-        except TimeoutError:
-            return bool(self._waiting)
-        return True
+        """Wait a while for one."""
+        if not self._waiting and not self._closing:
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    await self._news.wait()
+        return bool(self._waiting)
 
     async def _deliver(self, client: httpx.AsyncClient, event: dict[str, Any]) -> bool:
         """True once the receiver has it; False after the last attempt, or when it will never want it."""

@@ -17,7 +17,7 @@ from gateway.supervisor import Lease, Supervisor, Worker
 from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed
 from shared.journal import log
 from shared.messages import Cancel, Failed, Lane
-from shared.streams import Parked, StreamDone, StreamEvent, StreamOptions, UtteranceFinal
+from shared.streams import Parked, StreamAudio, StreamDone, StreamEvent, StreamOptions, UtteranceFinal
 
 MAX_STREAMS = 1024
 """Open streams, parked ones included, whatever the engine can do."""
@@ -162,6 +162,9 @@ class Hub:
         """Send what flow control lets go."""
         while stream.generation and not stream.ended and (message := stream.outgoing()) is not None:
             command, data = message
+            if isinstance(command, StreamAudio):
+                self._channel.audio(stream.generation, stream.id, command.arrived_ns, data)
+                continue
             try:
                 self._channel.send(command, data or None)
             except Busy:

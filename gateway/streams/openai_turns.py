@@ -153,7 +153,7 @@ class Turns:
         self._cleared += 1
         self._utterances.pop(number, None)
         for item in self._queue:
-            if True:
+            if item.clears >= self._cleared:
                 item.floor = max(item.floor, through)
         return [{"type": "input_audio_buffer.cleared"}, *self._flow()]
 

@@ -89,6 +89,7 @@ class Twilio:
         self._options: StreamOptions | None = None
         self._silence = 0
         self._stopping = False
+        self._gone = False
         self._over = False
 
     def begin(self) -> Sequence[Effect]:
@@ -203,7 +204,9 @@ class Twilio:
 
     def left(self) -> Sequence[Effect]:
         """The call is over, with ``stop`` or without; what was said is finished."""
+        self._gone = True
         if self._over or self._call is None:
+            self._over = True
             return []
         if self._stopping:
             return [Finish(index) for index, track in enumerate(self._tracks) if not track.done]
@@ -279,7 +282,7 @@ class Twilio:
 
     def _end(self, code: int, reason: str) -> Sequence[Effect]:
         self.close()
-        return [Hang(code, reason)]
+        return [] if self._gone else [Hang(code, reason)]
 
 
 def _media_format(value: Any) -> tuple[RawAudio, int]:

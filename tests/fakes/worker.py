@@ -42,7 +42,11 @@ from shared.messages import (
 )
 from shared.pcm import SAMPLE_RATE
 from shared.recorder import Recorder, Slot
+from shared.streams import AudioBatch, CloseStream, OpenStream, StreamDone, StreamProgress
 from worker.guard import die_with
+
+PROGRESS_BYTES = 8_000
+"""Live audio between two acknowledgements: a quarter of a second at 16 kHz."""
 
 
 def parse() -> argparse.Namespace:
@@ -86,6 +90,8 @@ class Worker:
         self.control = self._connect(options.control)
         self.jobs: collections.OrderedDict[str, tuple[TranscribeFile, int, int]] = collections.OrderedDict()
         self.step_began = 0
+        self.streams: dict[str, list[int]] = {}
+        """Live streams: bytes received, and bytes acknowledged."""
 
     def _connect(self, address: str) -> zmq.Socket[bytes]:
         socket = self.context.socket(zmq.DEALER)
@@ -109,9 +115,9 @@ class Worker:
             Path(options.fork_child).write_text(str(child.pid))
         self._load()
         capabilities = Capabilities(
-            "fake", "fake", ("en",), 4, 1, False, False, False, "estimated", 10.0, options.max_step_s
+            "fake", "fake", ("en",), 1000, 1, False, False, False, "estimated", 10.0, options.max_step_s
         )
-        self.send(Ready(generation, capabilities, dict.fromkeys(Lane, options.credits)))
+        self.send(Ready(generation, capabilities, {**dict.fromkeys(Lane, options.credits), Lane.LIVE: 1000}))
         while True:
             self._read(0 if self.jobs else 1000)
             if self.jobs:
@@ -137,13 +143,25 @@ class Worker:
         poller.register(self.data, zmq.POLLIN)
         poller.register(self.control, zmq.POLLIN)
         for socket, _ in poller.poll(timeout_ms):
-            try:
-                self._handle(decode_command(socket.recv_multipart())[0])
-            except ProtocolError:
-                continue
+            while True:
+                try:
+                    command, payload = decode_command(socket.recv_multipart(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+                except ProtocolError:
+                    continue
+                self._handle(command, len(payload))
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: Command, size: int = 0) -> None:
         match command:
+            case OpenStream(request_id=request_id):
+                self.streams[request_id] = [0, 0]
+            case AudioBatch(frames=frames):
+                for request_id, _, length in frames:
+                    self._hear(request_id, length)
+            case CloseStream(request_id=request_id):
+                received, _ = self.streams.pop(request_id, (0, 0))
+                self.send(StreamDone(command.generation, request_id, received // 2))
             case TranscribeFile():
                 total = max(1, -(-Path(command.path).stat().st_size // self.options.segment_bytes))
                 self.jobs[command.request_id] = (command, command.next_index, total)
@@ -155,6 +173,14 @@ class Worker:
                 self.control.send(encode(Pong(command.generation, sequence, age, 0)))
             case Stop() if not self.options.ignore_stop:
                 sys.exit(0)
+
+    def _hear(self, request_id: str, size: int) -> None:
+        """Counts, no more: every byte of a stream shows in the length that ``StreamDone`` names (s16le is assumed)."""
+        counts = self.streams[request_id]
+        counts[0] += size
+        if counts[0] - counts[1] >= PROGRESS_BYTES:
+            counts[1] = counts[0]
+            self.send(StreamProgress(self.options.generation, request_id, counts[0], counts[0] // 2))
 
     def _segment(self) -> None:
         options = self.options

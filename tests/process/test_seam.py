@@ -63,7 +63,7 @@ async def test_a_worker_that_ignores_stop_and_sigterm_is_killed(seam: StartSeam)
 
 
 async def test_crash_resumes_after_the_last_finished_segment(seam: StartSeam) -> None:
-    s = await seam("--die-after 3 --until 1")
+    s = await seam("--die-after 3 --until 1 --segment-s 0.1")
     job, lease = s.submit(segments=6)
     with lease:
         await job.result()
