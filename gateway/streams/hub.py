@@ -17,7 +17,7 @@ from gateway.supervisor import Lease, Supervisor, Worker
 from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed
 from shared.journal import log
 from shared.messages import Cancel, Failed, Lane
-from shared.streams import Parked, StreamAudio, StreamDone, StreamEvent, StreamOptions, UtteranceFinal
+from shared.streams import Parked, StreamDone, StreamEvent, StreamOptions, UtteranceFinal
 
 MAX_STREAMS = 1024
 """Open streams, parked ones included, whatever the engine can do."""
@@ -160,13 +160,12 @@ class Hub:
 
     def _pump(self, stream: LiveStream) -> None:
         """Send what flow control lets go."""
-        while stream.generation and not stream.ended and (message := stream.outgoing()) is not None:
-            command, data = message
-            if isinstance(command, StreamAudio):
-                self._channel.audio(stream.generation, stream.id, command.arrived_ns, data)
+        while stream.generation and not stream.ended and (entry := stream.outgoing()) is not None:
+            if entry.command is None:
+                self._channel.audio(stream.generation, stream.id, entry.arrived_ns, entry.data)
                 continue
             try:
-                self._channel.send(command, data or None)
+                self._channel.send(stream.addressed(entry.command))
             except Busy:
                 return  # it is being lost or does not read: the supervisor will say so, and a rewind sends this again
 

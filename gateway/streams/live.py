@@ -30,7 +30,6 @@ from shared.streams import (
     Partial,
     SpeechStarted,
     SpeechStopped,
-    StreamAudio,
     StreamCommand,
     StreamDone,
     StreamEvent,
@@ -150,6 +149,17 @@ class LiveStream:
         if self.replay.waiting_seconds > BACKPRESSURE_SECONDS or self._overfull():
             await self._wait_for_room()
 
+    def take_at_once(self, data: bytes) -> bool:
+        """``send`` for audio that need not wait; False, and nothing done, if it must."""
+        if self.error is not None or not data or self.clock.container:
+            return False
+        if self.replay.waiting_seconds > BACKPRESSURE_SECONDS:
+            return False
+        self.last_audio = time.monotonic()
+        self.replay.add_audio(data, time.monotonic_ns())
+        self._changed(self)
+        return True
+
     def end_utterance(self) -> int:
         """Finish what has been said so far; the ``UtteranceEnded`` with the returned token follows its final."""
         self._check()
@@ -218,14 +228,13 @@ class LiveStream:
             resumed=tuple(self._utterances.values()),
         )
 
-    def outgoing(self) -> tuple[StreamCommand, bytes] | None:
-        """The next message for the worker, if flow control lets it go."""
-        entry: Entry | None = self.replay.next()
-        if entry is None:
-            return None
-        if entry.command is None:
-            return StreamAudio(self.generation, self.id, entry.arrived_ns), entry.data
-        return msgspec.structs.replace(entry.command, generation=self.generation), b""
+    def outgoing(self) -> Entry | None:
+        """What goes to the worker next, if flow control lets it go: audio, or a command for ``addressed``."""
+        return self.replay.next()
+
+    def addressed(self, command: StreamCommand) -> StreamCommand:
+        """A command for the worker that has the stream now."""
+        return msgspec.structs.replace(command, generation=self.generation)
 
     def park(self) -> ParkStream:
         self._parking_byte = self.replay.handed_out

@@ -26,7 +26,6 @@ from shared.streams import (
     Partial,
     SpeechStarted,
     SpeechStopped,
-    StreamAudio,
     StreamDone,
     StreamEvent,
     StreamOptions,
@@ -219,11 +218,12 @@ class Ears:
         message = None if self.closed or self.dead else self.stream.outgoing()
         if message is None:
             return False
-        command, data = message
+        if message.command is None:
+            self.hear(message.data)
+            return True
+        command = self.stream.addressed(message.command)
         assert command.generation == self.generation
         match command:
-            case StreamAudio():
-                self.hear(data)
             case EndUtterance(token=token):
                 number = self.speaking.utterance if self.speaking else -1
                 self.end("request")
@@ -393,8 +393,8 @@ async def test_new_audio_needs_one() -> None:
     messages = []
     while (message := stream.outgoing()) is not None:
         messages.append(message)
-    assert b"".join(data for _, data in messages) == bytes(10_000) + b"\1\0"
-    assert isinstance(messages[-1][0], CloseStream)
+    assert b"".join(entry.data for entry in messages) == bytes(10_000) + b"\1\0"
+    assert isinstance(messages[-1].command, CloseStream)
 
 
 async def test_a_container_needs_one_to_know_its_length() -> None:

@@ -229,12 +229,21 @@ async def test_stop_finishes_every_track_and_then_the_connection() -> None:
     line.media(PAYLOAD)
     assert line.send("stop", stop={"callSid": "CA1"}) == [Finish(0), Finish(1)]
     assert line.media(PAYLOAD) == []
-    assert line.door.left() == [Finish(0), Finish(1)]
     assert line.door.event(StreamDone(1, "s", 0), 0) == []
     assert line.door.event(StreamDone(1, "s", 0), 1) == [Hang(1000, "")]
     assert [event["type"] for event in line.events] == ["started", "ended"]
     line.door.close()
     assert len(line.of("ended")) == 1
+
+
+async def test_what_twilio_does_not_wait_for_is_finished_without_it() -> None:
+    line = Line()
+    line.start()
+    line.send("stop")
+    assert line.door.left() == [Finish(0)]
+    line.door.event(UtteranceFinal(1, "s", 0, 0, 16_000, 16_000, "Bye."), 0)
+    assert line.door.event(StreamDone(1, "s", 0), 0) == []
+    assert [event["type"] for event in line.events] == ["started", "final", "ended"]
 
 
 async def test_a_call_that_breaks_off_is_finished_too() -> None:

@@ -1,0 +1,285 @@
+"""OpenAI Realtime against a real server: the ``openai`` SDK, GA and beta, and plain WebSockets as agents and browsers use them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from openai import AsyncOpenAI, AuthenticationError
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from tests.server import Server, serving
+from tests.speech import DATA, NAMES, clip, encode, resample, silence, transcripts, word_errors
+
+KEY = "a-key-of-the-operator"
+SHORT = "librivox-0880"
+COMPLETED = "conversation.item.input_audio_transcription.completed"
+DELTA = "conversation.item.input_audio_transcription.delta"
+COMMITTED = "input_audio_buffer.committed"
+MODEL = "moonshine-tiny-en"
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Server]:
+    with serving(api_keys=KEY) as running:
+        yield running
+
+
+@cache
+def pcm(name: str, rate: int, pause: float = 0.8) -> bytes:
+    """A clip as 16-bit PCM, with some silence behind it."""
+    audio = np.concatenate([clip(name), silence(pause)])
+    audio = audio if rate == 16_000 else resample(audio, rate)
+    return bytes((audio.clip(-1, 1) * 32767).astype("<i2").tobytes())
+
+
+def pieces(data: bytes, size: int) -> list[str]:
+    return [base64.b64encode(data[at : at + size]).decode() for at in range(0, len(data), size)]
+
+
+def heard_by_file(server: Server, name: str) -> int:
+    """Word errors of the door for files."""
+    answer = server.transcribe(DATA / f"{name}.wav")
+    return word_errors(transcripts()[name], answer.json()["text"])
+
+
+def sdk(server: Server, key: str = "unused") -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+async def collect(connection: Any, items: int = 10**6) -> list[Any]:
+    """Events until so many items are completed, or an empty one is: the answer to a commit of nothing."""
+    events: list[Any] = []
+    async for event in connection:
+        events.append(event)
+        assert event.type != "error", event
+        if event.type == COMPLETED:
+            items -= 1
+            if not items or not event.transcript:
+                return events
+    raise AssertionError("the server hung up")
+
+
+def transcript(events: list[Any]) -> str:
+    return " ".join(event.transcript for event in events if event.type == COMPLETED)
+
+
+def check_items(events: list[Any]) -> None:
+    """Each item: deltas, then its completion, behind its commit; the deltas begin the transcript or are revised by it."""
+    for committed in (event for event in events if event.type == COMMITTED):
+        of_item = [event for event in events if getattr(event, "item_id", None) == committed.item_id]
+        assert of_item[-1].type == COMPLETED
+        assert of_item[-1].usage.type == "duration"
+        assert of_item[-1].usage.seconds >= 0
+        deltas = "".join(event.delta for event in of_item if event.type == DELTA)
+        assert not deltas.startswith(" ")
+
+
+# ---------------------------------------------------------------- the SDK, GA
+
+
+async def test_turns_of_the_server_at_the_pace_of_speech(server: Server) -> None:
+    async with sdk(server) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        created = await connection.recv()
+        assert created.type == "session.created"
+        assert created.session.type == "transcription"
+        await connection.session.update(
+            session={
+                "type": "transcription",
+                "audio": {
+                    "input": {
+                        "transcription": {"model": "gpt-4o-transcribe", "language": "en"},
+                        "turn_detection": {"type": "server_vad", "silence_duration_ms": 400},
+                    }
+                },
+            }
+        )
+
+        async def speak() -> None:
+            for piece in pieces(pcm(SHORT, 24_000), 2_400):  # 50 ms
+                await connection.input_audio_buffer.append(audio=piece)
+                await asyncio.sleep(0.05)
+
+        speaking = asyncio.ensure_future(speak())
+        events = await collect(connection, items=1)
+        await speaking
+    kinds = [event.type for event in events]
+    order = ["session.updated", "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped", COMMITTED]
+    order += ["conversation.item.added", "conversation.item.done", COMPLETED]
+    assert [kind for kind in kinds if kind != DELTA] == order
+    assert kinds.index(DELTA) < kinds.index("input_audio_buffer.speech_stopped"), "words while somebody speaks"
+    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
+    check_items(events)
+    assert word_errors(transcripts()[SHORT], transcript(events)) <= heard_by_file(server, SHORT) + 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_words_of_every_clip(server: Server, name: str) -> None:
+    async with sdk(server) as client, client.realtime.connect(model=MODEL) as connection:
+        for piece in pieces(pcm(name, 24_000), 4_800):
+            await connection.input_audio_buffer.append(audio=piece)
+        await connection.input_audio_buffer.commit()
+        events = await collect(connection)
+    check_items(events)
+    assert word_errors(transcripts()[name], transcript(events)) <= heard_by_file(server, name) + 2
+
+
+async def test_a_client_that_commits_gets_one_item_a_commit(server: Server) -> None:
+    async with sdk(server) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        audio_input = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": None}
+        await connection.session.update(session={"type": "transcription", "audio": {"input": audio_input}})  # type: ignore[typeddict-item]
+        for name in ("jfk", SHORT):
+            for piece in pieces(pcm(name, 16_000, pause=0.0), 3_200):
+                await connection.input_audio_buffer.append(audio=piece)
+            await connection.input_audio_buffer.commit()
+        events = await collect(connection, items=2)
+    check_items(events)
+    first, second = [event.transcript for event in events if event.type == COMPLETED]
+    assert word_errors(transcripts()["jfk"], first) <= heard_by_file(server, "jfk") + 2
+    assert word_errors(transcripts()[SHORT], second) <= heard_by_file(server, SHORT) + 2
+    assert not [event for event in events if "speech_" in event.type]
+
+
+async def test_commits_and_clears_of_nothing_are_no_errors(server: Server) -> None:
+    async with sdk(server) as client, client.realtime.connect() as connection:
+        await connection.input_audio_buffer.clear()
+        await connection.input_audio_buffer.commit()
+        await collect(connection, items=1)
+        await connection.input_audio_buffer.append(audio=base64.b64encode(bytes(48_000)).decode())
+        await connection.input_audio_buffer.clear()
+        for _ in range(2):
+            await connection.input_audio_buffer.commit()
+            events = await collect(connection, items=1)
+            assert transcript(events) == ""
+        await connection.input_audio_buffer.append(audio="not base64")
+        mistake = await connection.recv()
+        assert mistake.type == "error"
+        assert (mistake.error.code, mistake.error.param) == ("invalid_value", "audio")
+
+
+# ---------------------------------------------------------------- the SDK, beta
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_beta_with_g711(server: Server) -> None:
+    name = "librivox-0890"
+    mulaw = encode(np.concatenate([clip(name), silence(0.8)]), "mulaw", "pcm_mulaw", rate=8_000)
+    async with sdk(server) as client:
+        connecting = client.beta.realtime.connect(model="", extra_query={"intent": "transcription"})
+        async with connecting as connection:
+            created = json.loads(await connection.recv_bytes())
+            assert created["type"] == "transcription_session.created"
+            await connection.transcription_session.update(
+                session={
+                    "input_audio_format": "g711_ulaw",
+                    "input_audio_transcription": {"model": "gpt-4o-transcribe", "language": "en"},
+                    "turn_detection": {"type": "server_vad", "silence_duration_ms": 500},
+                }
+            )
+            for piece in pieces(mulaw, 160):
+                await connection.input_audio_buffer.append(audio=piece)
+            await connection.input_audio_buffer.commit()
+            events = await collect(connection)
+    assert events[0].type == "transcription_session.updated"
+    assert "conversation.item.created" in {event.type for event in events}
+    said = len(transcripts()[name].split())
+    assert word_errors(transcripts()[name], transcript(events)) <= heard_by_file(server, name) + 2 + 0.05 * said
+
+
+# ---------------------------------------------------------------- plain WebSockets: URLs and keys
+
+
+@asynccontextmanager
+async def socket(server: Server, target: str, *subprotocols: str, key: str = "") -> AsyncIterator[ClientConnection]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    url = f"ws://127.0.0.1:{server.port}{target}"
+    offered = [Subprotocol(name) for name in subprotocols]
+    async with connect(url, subprotocols=offered or None, additional_headers=headers, proxy=None) as websocket:
+        yield websocket
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/realtime",
+        "/v1/realtime?intent=transcription",
+        f"/v1/realtime?intent=transcription&model={MODEL}",
+        "/v1/realtime?model=gpt-realtime",
+        "/realtime?intent=transcription&model=whisper-1",
+    ],
+)
+async def test_every_url_is_greeted_before_a_word_is_said(server: Server, target: str) -> None:
+    async with socket(server, target) as websocket:
+        assert json.loads(await websocket.recv())["type"] == "session.created"
+
+
+async def test_another_model_is_refused_at_the_handshake(server: Server) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with socket(server, "/v1/realtime?model=somebody/else"):
+            pass
+    assert refused.value.response.status_code == 404
+    assert json.loads(refused.value.response.body)["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 401), ("wrong", 401), ("ek_AAAA.AAAA", 401)])
+async def test_a_socket_without_a_key_is_refused_at_the_handshake(locked: Server, key: str, status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with socket(locked, "/v1/realtime", key=key):
+            pass
+    assert refused.value.response.status_code == status
+
+
+async def test_keys_in_a_header_and_as_a_browser_sends_them(locked: Server) -> None:
+    async with socket(locked, "/v1/realtime", key=KEY) as websocket:
+        assert json.loads(await websocket.recv())["type"] == "session.created"
+    async with socket(locked, "/v1/realtime", "realtime", f"openai-insecure-api-key.{KEY}") as websocket:
+        assert websocket.subprotocol == "realtime"
+        assert json.loads(await websocket.recv())["type"] == "session.created"
+
+
+async def test_a_client_secret_opens_a_session_as_it_was_ordered(locked: Server) -> None:
+    async with sdk(locked, KEY) as client:
+        secret = await client.realtime.client_secrets.create(
+            expires_after={"anchor": "created_at", "seconds": 60},
+            session={"type": "transcription", "audio": {"input": {"format": {"type": "audio/pcmu"}}}},
+        )
+    assert secret.session.type == "transcription"
+    subprotocols = ("realtime", f"openai-insecure-api-key.{secret.value}")
+    async with socket(locked, "/v1/realtime", *subprotocols) as websocket:
+        created = json.loads(await websocket.recv())
+        assert created["session"]["audio"]["input"]["format"] == {"type": "audio/pcmu"}
+    async with sdk(locked, secret.value) as client:
+        with pytest.raises(AuthenticationError):
+            await client.models.list()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_the_secrets_of_beta(locked: Server) -> None:
+    async with sdk(locked, KEY) as client:
+        session = await client.beta.realtime.transcription_sessions.create(turn_detection={"silence_duration_ms": 300})
+        assert session.turn_detection is not None
+        assert session.turn_detection.silence_duration_ms == 300
+        conversation = await client.beta.realtime.sessions.create(model="gpt-4o-realtime-preview")
+    for value in (session.client_secret.value, conversation.client_secret.value):
+        async with socket(locked, "/v1/realtime?intent=transcription", key=value) as websocket:
+            assert json.loads(await websocket.recv())["type"] == "session.created"
+
+
+def test_a_secret_needs_a_key_and_a_sane_request(locked: Server) -> None:
+    door = "/v1/realtime/client_secrets"
+    assert locked.http.post(door).status_code == 401
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert locked.http.post(door, headers=headers).status_code == 200
+    bad = locked.http.post(door, headers=headers, json={"expires_after": {"seconds": 5}})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "expires_after.seconds")
+    assert locked.http.post(door, headers=headers, content=b"[").status_code == 400
+    assert locked.http.post(door, headers=headers, content=b" " * 100_000).status_code == 413
