@@ -110,7 +110,7 @@ def check_answers(answers: list[httpx.Response]) -> None:
 def test_full_spool(tmp_path: Path) -> None:
     """The second upload does not fit beside the first: it is refused, and the first is not disturbed."""
     path = recording(tmp_path, 700)
-    with serving(worker=f"{FAKE} --segment-s 0.005", spool_mb=1) as server:
+    with serving(worker=f"{FAKE} --segment-bytes 70000 --segment-s 0.3", spool_mb=1) as server:
         first = connect(server, path)
         server.until(lambda: running(server) == 1, "the first one runs")
         held = server.ps()["spool_bytes"]
@@ -125,7 +125,7 @@ def test_full_spool(tmp_path: Path) -> None:
             assert first.makefile("rb").readline().split()[1] == b"200"
         server.until(lambda: not uploads(server.spool), "nothing left behind")
         assert server.ps()["spool_bytes"] == 0
-        assert server.transcribe(recording(tmp_path, 2)).json()["text"] == segments_text(2)
+        assert server.transcribe(recording(tmp_path, 70)).json()["text"] == segments_text(1)
 
 
 # ---------------------------------------------------------------- callers who leave
