@@ -122,7 +122,7 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
     channel = Channel(base.sockets, route, lambda *garbage: supervisor.garbage(*garbage))
     dispatcher = Dispatcher(channel, settings.max_queue, settings.queue_seconds)
     reclaimer = Reclaimer(lambda: supervisor.phase in {Phase.STOPPED, Phase.COOLDOWN})
-    policy = Policy(settings.idle_seconds, settings.start_stall_seconds, settings.stop_seconds)
+    policy = Policy(settings.idle_seconds, settings.start_stall_seconds)
     command = worker_command(channel, _worker_options(base), settings.worker)
     hub = Hub(channel, settings.idle_seconds, base.latency)
     supervisor = Supervisor(policy, channel, command, (hub, dispatcher), reclaimer.worker_gone)
@@ -142,9 +142,15 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
 
 def _worker_options(base: Ground) -> list[str]:
     settings, model = base.settings, base.model
-    numbers = {"--threads": settings.threads, "--gpu-memory-mb": settings.gpu_memory_mb}
-    words = {"--model": model.spec, "--aligner": aligner(settings.aligner, model)}
-    return [part for name, value in {**numbers, **words}.items() for part in (name, str(value))]
+    options: dict[str, object] = {
+        "--model": model.spec,
+        "--live-model": settings.live_model,
+        "--aligner": aligner(settings.aligner, model),
+        "--threads": settings.threads,
+        "--gpu-memory-mb": settings.gpu_memory_mb,
+        "--debug-timing": settings.debug_timing,
+    }
+    return [part for name, value in options.items() for part in (name, str(value))]
 
 
 def _application(

@@ -47,7 +47,8 @@ class Policy:
 
     idle_s: float
     start_stall_s: float
-    stop_s: float
+    stop_s: float = 5.0
+    """Grace between the stop command, SIGTERM and SIGKILL."""
     cooldown_s: float = 0.5
     """After the first failure in a row; doubles with each further one."""
     cooldown_max_s: float = 30.0

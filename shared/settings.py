@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     api_keys: tuple[str, ...]
     model: str
+    live_model: str
     idle_seconds: float
     spool_dir: Path
     spool_mb: int
@@ -33,11 +34,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int
     queue_seconds: float
     start_stall_seconds: float
-    stop_seconds: float
     threads: int
     gpu_memory_mb: int
     aligner: str
     latency_log: Path | None
+    debug_timing: int
     wyoming_port: int
     wyoming_host: str
     runtime_dir: Path
@@ -122,6 +123,13 @@ TABLE: tuple[Setting, ...] = (
         "a model",
     ),
     _row(
+        "live_model",
+        "",
+        "A smaller model for the partials of calls, beside the main one for finals and files. Empty is none.",
+        _any_text,
+        "a model",
+    ),
+    _row(
         "idle_seconds",
         "300",
         "The worker leaves this long after its last job.",
@@ -171,13 +179,6 @@ TABLE: tuple[Setting, ...] = (
         _number(float, 0.1, 1e5),
         "seconds, 0.1 or more",
     ),
-    _row(
-        "stop_seconds",
-        "5",
-        "Grace between a stop command, SIGTERM and SIGKILL.",
-        _number(float, 0.05, 600),
-        "seconds, 0.05 to 600",
-    ),
     _row("threads", "0", "CPU threads of the engine; 0 is one per core.", _number(int, 0, 1024), "0 to 1024"),
     _row(
         "gpu_memory_mb",
@@ -201,6 +202,7 @@ TABLE: tuple[Setting, ...] = (
         _file,
         "a file in a folder that exists",
     ),
+    _row("debug_timing", "0", "1 logs every step of the engine: length, lanes, results.", _number(int, 0, 1), "0 or 1"),
     _row(
         "wyoming_port",
         "0",

@@ -93,6 +93,7 @@ class WorkerProcess:
         policy = SegmentPolicy.up_to(capabilities.max_segment_s)
         feeder = Feeder(vad, policy, read_ahead(capabilities.max_batch), self._bell, self._recorder)
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
+        scheduler.log_steps = bool(self._arguments.debug_timing)
 
         def tell(request_id: str, happening: Happening, arrival: Arrival | None) -> None:
             scheduler.tell(request_id, happening, arrival)
@@ -135,7 +136,7 @@ def _import_hearing() -> None:
 def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
     from worker.engines.registry import EngineOptions
 
-    return EngineOptions(arguments.threads, arguments.gpu_memory_mb, arguments.aligner)
+    return EngineOptions(arguments.threads, arguments.gpu_memory_mb, arguments.aligner, arguments.live_model)
 
 
 def _credits(capabilities: Capabilities) -> dict[Lane, int]:
@@ -154,6 +155,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--gpu-memory-mb", type=int, default=0)
     parser.add_argument("--aligner", default="")
+    parser.add_argument("--live-model", default="")
+    parser.add_argument("--debug-timing", type=int, default=0)
     return parser.parse_args(argv)
 
 

@@ -18,8 +18,10 @@ from shared.pcm import SAMPLE_RATE, seconds
 from shared.scripts import separator
 from worker.engines.base import Audio, Engine, EngineSequence, Final, Hypothesis, SequenceRequest
 from worker.quiet import quiet_middle
+from worker.rejoin import continued
 from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.segments import Segment
+from worker.stabilizer import pieces as words_of
 from worker.word_times import spread_words
 
 DEMOTE_SECONDS = 60.0
@@ -48,9 +50,12 @@ class Piece:
     final: Final | None = None
 
     def split(self) -> list[Piece]:
-        """Two pieces, cut where it is quietest near the middle. The first goes on after the prefix, if there is one."""
+        """Two pieces, cut where it is quietest near the middle, to be heard from their start.
+
+        Without a prefix: nobody knows how much of the sound it covers, and the first piece may be shorter than that.
+        """
         cut = quiet_middle(self.audio, SPLIT_SEARCH)
-        first = Piece(self.audio[:cut], self.offset, self.prefix, self.depth + 1)
+        first = Piece(self.audio[:cut], self.offset, "", self.depth + 1)
         return [first, Piece(self.audio[cut:], self.offset + cut, "", self.depth + 1)]
 
     @property
@@ -177,15 +182,21 @@ class FileJob:
         )
 
     def hypothesis(self, index: int, event: Hypothesis) -> list[Event]:
-        """New words of the oldest open segment; those of later ones wait for it, and so does a piece behind another."""
+        """New words of the oldest open segment; those of later ones wait for it, and so does a piece behind another.
+
+        The last word waits too: it may still grow.
+        """
         if not self.command.options.deltas or index != next(iter(self.open)):
             return []
         entry = self.open[index]
         if event.sequence is not entry.pieces[0].sequence:
             return []
-        if not event.text.startswith(entry.emitted) or event.text == entry.emitted:
+        if not event.text.startswith(entry.emitted):
             return []
-        text, entry.emitted = event.text[len(entry.emitted) :], event.text
+        text = "".join(words_of(event.text[len(entry.emitted) :])[:-1])
+        if not text:
+            return []
+        entry.emitted += text
         return [Delta(self.command.generation, self.id, index, text)]
 
     def final(self, index: int, event: Final) -> list[Event]:
@@ -196,7 +207,6 @@ class FileJob:
         if event.finish_reason != "stop":
             entry.ran_away = event.finish_reason
         if event.finish_reason != "stop" and piece.worth_splitting:
-            piece.prefix = entry.emitted if place == 0 else ""
             entry.pieces[place : place + 1] = piece.split()
             return []
         piece.final = event
@@ -211,8 +221,8 @@ class FileJob:
         segment = entry.segment
         text = entry.texts()
         finals = [piece.final for piece in entry.pieces if piece.final is not None]
-        if not entry.emitted:
-            text = collapse_word_runs(collapse_repetitions(text)).strip()
+        if len(entry.pieces) > 1 or not entry.emitted:
+            text = continued(entry.emitted, collapse_word_runs(collapse_repetitions(text)).strip())
         language = next((final.language for final in finals if final.language), "")
         if language:
             self.languages[language] += 1

@@ -62,6 +62,8 @@ class Scheduler:
         self.steps = 0
         self.preemptions = 0
         self.stopped = False
+        self.log_steps = False
+        """A line of the journal for each step: for finding out where time goes."""
 
     # ------------------------------------------------------------ for other threads
 
@@ -222,7 +224,12 @@ class Scheduler:
             self._step_began_ns = 0
             self._recorder.end(Slot.ENGINE)
         self.steps += 1
-        self._account(rows, began, time.monotonic_ns() - began)
+        took = time.monotonic_ns() - began
+        self._account(rows, began, took)
+        if self.log_steps:
+            lanes = collections.Counter(row.request.lane.name.lower() for row in rows)
+            kinds = collections.Counter(type(event).__name__ for event in events)
+            log("step", number=self.steps, ms=round(took / 1e6, 2), ready=lanes, gave=kinds)
         for event in events:
             self._deliver(event)
 

@@ -53,9 +53,9 @@ QUIET_S = 0.1
 QUIET_MARGIN_S = 0.3
 """The quietest place is not looked for so near to the limit: what is left over must not be a scrap of a word."""
 
-NEAR_S = 0.5
-"""A segment whose speech begins within this time of the cut begins at the cut. A cut in mid-speech may fall into a word whose
-end the VAD, which has just begun anew, hears too late."""
+NEAR_S = 0.6
+"""A segment whose speech begins within this time of the cut begins at the cut. Begun anew in mid-speech, the VAD needs more than
+0.3 s to notice in 6 % of 360 places, and 0.58 s at most."""
 
 SILENCE_S = 10.0
 """Silence after which the point of resumption moves on without a segment."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.speech import RATE, Audio, resample
 
@@ -25,7 +26,8 @@ def mulaw(audio: Audio) -> bytes:
     exponent = np.floor(np.log2(magnitude)).astype(np.int32) - 7
     mantissa = (magnitude >> (exponent + 3)) & 15
     sign = np.where(pcm < 0, 0x80, 0)
-    return (~(sign | exponent << 4 | mantissa) & 0xFF).astype(np.uint8).tobytes()
+    code: npt.NDArray[np.uint8] = (~(sign | exponent << 4 | mantissa) & 0xFF).astype(np.uint8)
+    return code.tobytes()
 
 
 def speech_only(audio: Audio, *, quiet: float = 0.05) -> Audio:

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,23 @@ from tests.server import Server, serving
 from tests.speech import DATA, NAMES, clip, encode, resample, silence, transcripts, word_errors
 
 KEY = "a-key-of-the-operator"
-SHORT, SPOKEN = "librivox-0880", "librivox-0890"
+SHORT = "librivox-0880"
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
 COMMITTED = "input_audio_buffer.committed"
+LOGPROBS = "item.input_audio_transcription.logprobs"
 MODEL = "moonshine-tiny-en"
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Server]:
     with serving(api_keys=KEY) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Server]:
+    with serving(model="scripted") as running:
         yield running
 
 
@@ -46,6 +54,7 @@ def pieces(data: bytes, size: int) -> list[str]:
     return [base64.b64encode(data[at : at + size]).decode() for at in range(0, len(data), size)]
 
 
+@cache
 def heard_by_file(server: Server, name: str) -> int:
     """Word errors of the door for files."""
     answer = server.transcribe(DATA / f"{name}.wav")
@@ -88,8 +97,8 @@ def check_items(events: list[Any]) -> None:
 # ---------------------------------------------------------------- the SDK, GA
 
 
-async def test_turns_of_the_server_at_the_pace_of_speech(server: Server) -> None:
-    by_file = heard_by_file(server, SPOKEN)  # and the worker is there
+@pytest.mark.parametrize("name", [SHORT, *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)])
+async def test_turns_of_the_server_at_the_pace_of_speech(server: Server, name: str) -> None:
     async with sdk(server) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
         created = await connection.recv()
         assert created.type == "session.created"
@@ -107,21 +116,25 @@ async def test_turns_of_the_server_at_the_pace_of_speech(server: Server) -> None
         )
 
         async def speak() -> None:
-            for piece in pieces(pcm(SPOKEN, 24_000), 2_400):  # 50 ms
+            for piece in pieces(pcm(name, 24_000), 2_400):  # 50 ms
                 await connection.input_audio_buffer.append(audio=piece)
                 await asyncio.sleep(0.05)
 
+            await connection.input_audio_buffer.commit()
+
         speaking = asyncio.ensure_future(speak())
-        events = await collect(connection, items=1)
+        events = await collect(connection)
         await speaking
-    kinds = [event.type for event in events]
-    order = ["session.updated", "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped", COMMITTED]
-    order += ["conversation.item.added", "conversation.item.done", COMPLETED]
-    assert [kind for kind in kinds if kind != DELTA] == order
-    assert kinds.index(DELTA) < kinds.index("input_audio_buffer.speech_stopped"), "words while somebody speaks"
-    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
+    of_first = [event for event in events if getattr(event, "item_id", None) == events[1].item_id]
+    assert [event.type for event in [*events[:1], *of_first] if event.type != DELTA] == [
+        "session.updated",
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        COMMITTED,
+        COMPLETED,
+    ]
     check_items(events)
-    assert word_errors(transcripts()[SPOKEN], transcript(events)) <= by_file + 2
+    assert word_errors(transcripts()[name], transcript(events)) <= heard_by_file(server, name) + 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,6 +180,63 @@ async def test_commits_and_clears_of_nothing_are_no_errors(server: Server) -> No
         mistake = await connection.recv()
         assert mistake.type == "error"
         assert (mistake.error.code, mistake.error.param) == ("invalid_value", "audio")
+
+
+# ---------------------------------------------------------------- every word, once: the scripted engine names them by place
+
+
+def spoken(seconds: float) -> list[str]:
+    """Words of the scripted engine in speech of this length; it has one for every 320 ms, first and last may be silent."""
+    return [f"s{at:06d}" for at in range(0, int(seconds * 1000), 320)]
+
+
+async def dictate(server: Server, detection: dict[str, Any] | None, *, pause: float) -> list[Any]:
+    """A long clip at four times the pace of speech, and the commit."""
+    async with sdk(server) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        audio_input = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": detection}
+        session: Any = {"type": "transcription", "audio": {"input": audio_input}, "include": [LOGPROBS]}
+        await connection.session.update(session=session)
+
+        async def speak() -> None:
+            for piece in pieces(pcm("jfk", 16_000, pause=pause), 3_200):  # 100 ms
+                await connection.input_audio_buffer.append(audio=piece)
+                await asyncio.sleep(0.025)
+            await connection.input_audio_buffer.commit()
+
+        speaking = asyncio.ensure_future(speak())
+        events = await collect(connection, items=1 if detection is None else 10**6)
+        await speaking
+    check_items(events)
+    return events
+
+
+def check_words(events: list[Any]) -> None:
+    """Complete, in order, none twice, and the deltas are the transcript."""
+    for completed in (event for event in events if event.type == COMPLETED):
+        deltas = [event.delta for event in events if event.type == DELTA and event.item_id == completed.item_id]
+        assert "".join(deltas) == completed.transcript
+        assert "".join(entry.token for entry in completed.logprobs or ()).split() == completed.transcript.split()
+    words = transcript(events).split()
+    assert words == sorted(set(words))
+    assert len(words) >= 0.6 * len(spoken(11.0)), words
+    assert set(words) <= set(spoken(12.0))
+
+
+async def test_words_come_while_somebody_speaks(scripted: Server) -> None:
+    events = await dictate(scripted, None, pause=0.0)
+    check_words(events)
+    kinds = [event.type for event in events]
+    assert kinds.index(DELTA) < kinds.index(COMMITTED)
+    assert kinds.count(COMPLETED) == 1
+
+
+@pytest.mark.parametrize("detection", [None, {"type": "server_vad", "silence_duration_ms": 300}])
+async def test_the_death_of_the_worker_is_not_noticed(tmp_path: Path, detection: dict[str, Any] | None) -> None:
+    """Killed in its seventh step; the next one goes on where it was."""
+    with serving(model=f"scripted:crash_at=7,once={tmp_path / 'once'}") as server:
+        events = await dictate(server, detection, pause=0.8)
+        assert (tmp_path / "once").exists(), "nobody died"
+    check_words(events)
 
 
 # ---------------------------------------------------------------- the SDK, beta

@@ -185,7 +185,7 @@ def _first_and_last(server: Server, path: Path, stream: str, begun: threading.Ev
 
 
 def test_sigterm_while_the_worker_starts(tmp_path: Path) -> None:
-    with serving(worker=f"{FAKE} --slow-load 60", stop_seconds=0.5) as server:
+    with serving(worker=f"{FAKE} --slow-load 60") as server:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             caller = pool.submit(server.transcribe, recording(tmp_path, 3))
             server.until(lambda: server.worker["state"] == "starting" and server.worker["pid"] is not None, "spawned")

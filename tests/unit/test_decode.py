@@ -113,6 +113,7 @@ LOSSY: dict[str, tuple[float, dict[str, Any]]] = {
     "mkv with video": (0.98, {"container": "matroska", "codec": "aac", "rate": 48_000, "picture": True}),
     "avi": (0.98, {"container": "avi", "codec": "mp3", "picture": True}),
     "mpeg transport stream": (0.98, {"container": "mpegts", "codec": "aac", "picture": True}),
+    "wma": (0.7, {"container": "asf", "codec": "wmav2", "bit_rate": 32_000}),
     "aac": (0.98, {"container": "adts", "codec": "aac"}),
     "amr": (0.85, {"container": "amr", "codec": "libopencore_amrnb", "rate": 8_000, "bit_rate": 12_200}),
     "3gp": (0.85, {"container": "3gp", "codec": "libopencore_amrnb", "rate": 8_000, "bit_rate": 12_200}),

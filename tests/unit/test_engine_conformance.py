@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import count, pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
-from tests.speech import clip, silence
+from tests.speech import DATA, clip, silence
 from worker.engines.base import (
     Audio,
     Engine,
@@ -48,6 +49,13 @@ def _scripted(options: str) -> Callable[[], Engine]:
     return make
 
 
+def _qwen3() -> Engine:
+    """The trained checkpoint is of no use on human speech, but speaks like a model: words, and an end."""
+    from worker.engines.qwen3.engine import Qwen3Engine
+
+    return Qwen3Engine(str(DATA / "qwen3-asr-tiny"), device="cpu", threads=1, max_slots=4)
+
+
 @dataclass(frozen=True)
 class Factory:
     name: str
@@ -61,6 +69,18 @@ FACTORIES = [
     Factory("scripted-plain", _scripted("batch=2,prefix=0,times=none")),
     Factory("embedded", _embedded(1)),
     Factory("embedded-two-decoders", _embedded(2)),
+]
+WITH_MARKS = [
+    *FACTORIES,
+    pytest.param(
+        Factory("qwen3-tiny", _qwen3, understands=False),
+        marks=[
+            pytest.mark.torch,
+            pytest.mark.skipif(
+                find_spec("torch") is None or find_spec("transformers") is None, reason="needs the `qwen` extra"
+            ),
+        ],
+    ),
 ]
 
 
@@ -138,7 +158,7 @@ def _final(events: Sequence[EngineEvent], sequence: EngineSequence) -> Final:
 def _nothing(phase: str, fraction: float) -> None: ...
 
 
-@pytest.fixture(scope="module", params=FACTORIES, ids=lambda factory: factory.name)
+@pytest.fixture(scope="module", params=WITH_MARKS, ids=lambda factory: factory.name)
 def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     factory: Factory = request.param
     engine = factory.make()
@@ -146,7 +166,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     engine.close()
 
 
-@pytest.fixture(params=FACTORIES, ids=lambda factory: factory.name)
+@pytest.fixture(params=WITH_MARKS, ids=lambda factory: factory.name)
 def factory(request: pytest.FixtureRequest) -> Factory:
     found: Factory = request.param
     return found

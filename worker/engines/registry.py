@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.errors import ModelLoadFailed
 from worker.engines.base import Engine
@@ -21,9 +21,21 @@ class EngineOptions:
     """Bound on weights, slots and working memory; 0 is what is free."""
     aligner: str = ""
     """Hub id or folder of a forced aligner; empty for none."""
+    live_model: str = ""
+    """A smaller model for the partials of calls; empty for none."""
 
 
 def create(model: str, options: EngineOptions) -> Engine:
+    """The engine of a model, or of a pair of models (``live_model``). Raises ModelLoadFailed."""
+    if not options.live_model or options.live_model == model:
+        return _single(model, options)
+    from worker.engines.pair import PairEngine
+
+    share = replace(options, gpu_memory_mb=options.gpu_memory_mb // 2)
+    return PairEngine(_single(model, share), _single(options.live_model, share))
+
+
+def _single(model: str, options: EngineOptions) -> Engine:
     """The engine of ``embedded``, ``scripted[:options]``, a hub id or a folder. Raises ModelLoadFailed."""
     try:
         if model == EMBEDDED:

@@ -181,7 +181,7 @@ class Qwen3Engine:
     @property
     def device_memory(self) -> int:
         """Bytes held on the accelerator."""
-        return devices.held_bytes(self._device)
+        return devices.held_bytes(self._device) if hasattr(self, "_device") else 0
 
     @property
     def positions(self) -> int:
@@ -204,6 +204,9 @@ class Qwen3Engine:
 
     def finish(self, sequence: EngineSequence) -> None:
         _own(sequence).finished = True
+
+    def freeze(self, sequence: EngineSequence, text: str) -> None:
+        _own(sequence).freeze(text)
 
     def suspend(self, sequence: EngineSequence) -> None:
         mine = _own(sequence)
@@ -324,8 +327,8 @@ class Qwen3Engine:
                     row.accept(token, score, self.decoder.scratch)
             if row.done and not self._wants_alignment(row):
                 events.append(self._end(row))
-            elif row.request.partials and row.worth_showing():
-                events.append(Hypothesis(row, row.show()))
+            elif row.request.partials and (text := row.news()) is not None:
+                events.append(Hypothesis(row, text))
         return events
 
     def _end_all(self, done: list[Qwen3Sequence]) -> list[EngineEvent]:

@@ -9,7 +9,8 @@ ones (a character more than 20 times, a pattern at least 20 times) where a patte
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CHECK_EVERY = 8
@@ -31,6 +32,37 @@ class Runaway:
     """A sequence that must stop; its first ``keep`` tokens were good."""
 
     keep: int
+
+
+class HoldBack:
+    """How much of a growing sequence may be shown: everything up to the third repeat of a pattern that is still going on.
+
+    What it lets out is never more than what ``find_runaway`` keeps of the same run, so nothing shown is ever taken back.
+    A push costs as much as there are equal tokens among the last ones: next to nothing in speech.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._recent: deque[int] = deque(maxlen=_MAX_PERIOD)
+        self._matches: dict[int, int] = {}
+        """By period, how many tokens up to now equal the one that long before them; the zeros are left out."""
+        self._count = 0
+        for token in tokens:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        before, self._matches = self._matches, {}
+        if token in self._recent:
+            for period, earlier in enumerate(reversed(self._recent), start=1):
+                if earlier == token:
+                    self._matches[period] = before.get(period, 0) + 1
+        self._recent.append(token)
+        self._count += 1
+
+    @property
+    def visible(self) -> int:
+        """Tokens from the start that may be shown."""
+        held = (matches - period for period, matches in self._matches.items() if matches > period)
+        return self._count - max(held, default=0)
 
 
 def find_runaway(tokens: Sequence[int], text_of: Sequence[bytes]) -> Runaway | None:

@@ -26,11 +26,13 @@ _TAG_BEGINNING = re.compile(r"<(?:\|[A-Za-z_]{0,24}\|?|[a-z_]{0,9})?$")
 class OutputParser:
     """Reads the tokens of one sequence as they come.
 
-    ``forced``: the language stood in the prompt, so that everything is text.
+    ``forced``: the language stood in the prompt, so that everything is text. ``after``: text that stands before the first
+    token and stays, whatever follows.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, forced: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, forced: bool, after: str = "") -> None:
         self._vocabulary = vocabulary
+        self._after = after
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._raw = ""
         self._meta = ""
@@ -53,13 +55,15 @@ class OutputParser:
 
     @property
     def text(self) -> str:
-        """What was said, as far as it is certain; without white space at its ends."""
+        """What was said, as far as it is certain; without white space at its ends, but for what stood there before."""
         if self.no_speech or not (self.tagged or self._is_plain()):
-            return ""
+            return self._after
         text = self._raw
         if "<" in text:
             text = _TAG_BEGINNING.sub("", _TAGS.sub("", text))
-        return text.strip()
+        if not self._after:
+            return text.strip()
+        return self._after + (text.strip() if self._after[-1].isspace() else text.rstrip())
 
     @property
     def language(self) -> str:

@@ -4,9 +4,14 @@ What the decoder must know is one line of tokens: head, audio, tail, generated. 
 Everything that can happen is a difference between the two: a new sequence (nothing is in), a decode step (one token is
 missing), an eviction (nothing is in again), new audio in a call (the open window and what follows are missing), a prefix
 that was put in. So there is one way to catch up, and one to go on.
+
+Text that has been said and stays (the request's prefix, what was frozen since) is part of the prompt: its tokens are forced,
+and the model goes on after them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -15,7 +20,8 @@ from shared.pcm import SAMPLE_RATE
 from worker.engines.base import Final, SequenceRequest
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
-from worker.engines.qwen3.guard import CHECK_EVERY, find_runaway
+from worker.engines.qwen3.border import border
+from worker.engines.qwen3.guard import CHECK_EVERY, HoldBack, find_runaway
 from worker.engines.qwen3.parse import OutputParser
 from worker.engines.qwen3.prompt import Prompt, build_prompt, prefix_tokens
 from worker.engines.qwen3.vocabulary import Vocabulary
@@ -42,7 +48,14 @@ class Qwen3Sequence:
             prefix=request.prefix,
         )
         self._language = request.language
-        self._prefix_ids: tuple[int, ...] = tuple(prefix_tokens(vocabulary, request.prefix)) if request.prefix else ()
+        self._kept = request.prefix
+        """Text that stays: a beginning of every hypothesis and of the final."""
+        self._waiting: tuple[int, ...] = ()
+        """Tokens of ``_kept`` that wait for the model to name the language, and are put in then."""
+        if request.prefix and not request.language:
+            self._waiting = tuple(prefix_tokens(vocabulary, request.prefix))
+        self._frozen: list[tuple[int, bytes, float]] = []
+        """Tokens that the model chose and that are part of the prompt since, with their bytes and scores."""
         self.samples = SampleBuffer()
         self.windows: list[Tensor] = []
         """Embeddings of closed windows, each ``(104, hidden)``; they never change."""
@@ -63,17 +76,22 @@ class Qwen3Sequence:
         """Whether the text for what was heard is complete."""
         self.finish_reason = "stop"
         self._shown = 0
+        self._shown_tokens = 0
+        """Of the tokens for what was heard, frozen ones included: so many have been shown, and are not taken back."""
         self._begin()
 
-    def _begin(self) -> None:
-        self.tokens: list[int] = []
-        self.scores: list[float] = []
-        self._pieces: list[bytes] = []
+    def _begin(self, tokens: Sequence[int] = (), scores: Sequence[float] = ()) -> None:
+        """(Re)start the text after what is kept, with ``tokens`` that are known already."""
+        self.tokens: list[int] = list(tokens)
+        self.scores: list[float] = list(scores)
+        self._pieces: list[bytes] = [self._vocabulary.bytes_of(token) for token in tokens]
         self._text_from = 0
         forced = bool(self._language)
-        self._parser = OutputParser(self._vocabulary, forced=forced)
-        if forced:
-            self._parser.extend(self._prefix_ids)
+        self._parser = OutputParser(self._vocabulary, forced=forced, after=self._kept if forced else "")
+        self._parser.extend(tokens)
+        self._hold = HoldBack([token for token, _, _ in self._frozen])
+        for token in tokens:
+            self._hold.push(token)
 
     # ------------------------------------------------------------ what the scheduler sees
 
@@ -163,6 +181,7 @@ class Qwen3Sequence:
         if self._request.temperature == 0:
             self.draft = tuple(self.tokens)
         self.settled = False
+        self._shown_tokens = 0
         self._begin()
 
     def accept(self, token: int, score: float, capacity: int) -> None:
@@ -174,30 +193,80 @@ class Qwen3Sequence:
         self.scores.append(score)
         self._pieces.append(self._vocabulary.bytes_of(token))
         self._parser.push(token)
+        self._hold.push(token)
+        count = len(self._frozen) + len(self.tokens)
         if token == self._vocabulary.text_tag and self._text_from == 0 and not self._language:
             self._text_from = len(self.tokens)
-            if self._prefix_ids:
+            if self._waiting:
                 self._fix_language()
-        elif len(self.tokens) >= self.budget or self.known_length >= capacity:
+        elif count >= self.budget or self.known_length >= capacity:
             self.settled, self.finish_reason = True, "length"
-        elif len(self.tokens) % CHECK_EVERY == 0 and (found := find_runaway(self.tokens, self._pieces)):
+        elif count % CHECK_EVERY == 0 and (keep := self._kept_of_runaway()) is not None:
             self.settled, self.finish_reason = True, "repetition"
-            self._truncate(found.keep)
+            self._truncate(keep)
+
+    def _kept_of_runaway(self) -> int | None:
+        """If this is a run-away: how many of ``tokens`` were good, or have been shown."""
+        before = len(self._frozen)
+        ids = [*(token for token, _, _ in self._frozen), *self.tokens]
+        found = find_runaway(ids, [*(piece for _, piece, _ in self._frozen), *self._pieces])
+        return None if found is None else max(found.keep, self._shown_tokens, before) - before
 
     def _fix_language(self) -> None:
         """A prefix waits for the text to begin. The language line and the prefix become part of the prompt."""
-        tail = (*self._prompt.tail, *self.tokens, *self._prefix_ids)
-        self._prompt = Prompt(self._prompt.head, tail)
+        tail = (*self._prompt.tail, *self.tokens, *self._waiting)
+        self._prompt, self._waiting = Prompt(self._prompt.head, tail), ()
         self._language = self._parser.language or "?"
         self._begin()
 
     def _truncate(self, keep: int) -> None:
-        tokens, scores = self.tokens[:keep], self.scores[:keep]
-        text_from = self._text_from
-        self._begin()
-        self.tokens, self.scores, self._text_from = tokens, scores, min(text_from, keep)
-        self._pieces = [self._vocabulary.bytes_of(t) for t in tokens]
-        self._parser.extend(tokens)
+        text_from = min(self._text_from, keep)
+        self._begin(self.tokens[:keep], self.scores[:keep])
+        self._text_from = text_from
+
+    def freeze(self, text: str) -> None:
+        """``text``, a beginning of the last hypothesis, stays: its tokens become part of the prompt.
+
+        They are the hypothesis' own tokens up to the border. Where ``text`` ends inside a token, its rest is tokenised
+        anew, and what followed is decoded again. Raises ValueError for a text that does not begin with what stays already.
+        """
+        if not text.startswith(self._kept):
+            raise ValueError("What was said cannot be changed.")
+        more, self._kept = text[len(self._kept) :], text
+        if self._waiting:
+            self._waiting = tuple(prefix_tokens(self._vocabulary, text))
+        elif more.strip():
+            self._freeze(more)
+
+    def _freeze(self, more: str) -> None:
+        # A draft that has not been verified yet stands for the last hypothesis.
+        line, scores = (self.tokens, self.scores) if self.tokens else (list(self.draft), [0.0] * len(self.draft))
+        start = self._after_language(line)
+        pieces = [self._vocabulary.bytes_of(token) for token in line]
+        count, missing = border(pieces[start:], more)
+        stop = start + count
+        self._frozen += zip(line[start:stop], pieces[start:stop], scores[start:stop], strict=True)
+        added = self._vocabulary.encode(missing)
+        if added:
+            score = scores[min(stop, len(scores) - 1)] if scores else 0.0
+            self._frozen += [(token, self._vocabulary.bytes_of(token), score) for token in added]
+            self.kv = min(self.kv, len(self.head) + self.audio_length + len(self._prompt.tail) + stop)
+            self.settled = False
+            line, scores = line[:stop], scores[:stop]
+        self._prompt = Prompt(self._prompt.head, (*self._prompt.tail, *line[:stop], *added))
+        if self.draft:
+            self.draft = tuple(line[stop:])
+            self._begin()
+        else:
+            self._begin(line[stop:], scores[stop:])
+
+    def _after_language(self, line: Sequence[int]) -> int:
+        """Where the text begins in ``line``; the language that stands before it is fixed from now on."""
+        if self._language:
+            return 0
+        self._language = OutputParser(self._vocabulary, forced=False).extend(line).language or "?"
+        tag = self._vocabulary.text_tag
+        return line.index(tag) + 1 if tag in line else 0
 
     def leave_slot(self) -> None:
         self.slot, self.kv = None, 0
@@ -217,13 +286,8 @@ class Qwen3Sequence:
 
     @property
     def text(self) -> str:
-        """The prefix and what was said after it."""
-        text, prefix = self._parser.text, self._request.prefix
-        if text.startswith(prefix):
-            return text
-        # White space at the ends of a prefix is not in the tokens; what was emitted stays as it was, to the letter.
-        bare = prefix.strip()
-        return prefix + text[len(bare) :].lstrip() if text.startswith(bare) and prefix != bare else prefix or text
+        """What stays and what was said after it."""
+        return self._parser.text if self._language or not self._kept else self._kept
 
     @property
     def language(self) -> str:
@@ -231,21 +295,34 @@ class Qwen3Sequence:
         language = self._language or self._parser.language
         return "" if language == "?" or self._parser.no_speech else language
 
-    def worth_showing(self) -> bool:
-        """A complete text always; one that is still being decoded only where it goes beyond what was shown last.
+    def news(self) -> str | None:
+        """A hypothesis worth showing, taken note of as shown; None if there is none.
 
-        Otherwise readers would see the text shrink and grow again at every update of a call.
+        A complete text always is; one that is still being decoded only where it goes beyond what was shown last, or readers
+        would see the text shrink and grow again at every update of a call. What may be a run-away is held back.
         """
-        return self.settled or len(self.text) > self._shown
-
-    def show(self) -> str:
-        """The text, taken note of as shown."""
+        count = len(self._frozen) + len(self.tokens)
+        visible = count if self.settled else self._hold.visible
+        if visible < count:
+            return self._news_of(visible) if visible > self._shown_tokens else None
         text = self.text
-        self._shown = len(text)
+        if not self.settled and len(text) <= self._shown:
+            return None
+        self._shown, self._shown_tokens = len(text), count
+        return text
+
+    def _news_of(self, visible: int) -> str | None:
+        """Text of so many tokens, frozen ones included, if it goes beyond what was shown."""
+        forced = bool(self._language)
+        parser = OutputParser(self._vocabulary, forced=forced, after=self._kept if forced else "")
+        text = parser.extend(self.tokens[: max(0, visible - len(self._frozen))]).text
+        if len(text) <= self._shown:
+            return None
+        self._shown, self._shown_tokens = len(text), visible
         return text
 
     def final(self) -> Final:
-        scores = self.scores[self._text_from :]
+        scores = [score for _, _, score in self._frozen] + self.scores[self._text_from :]
         return Final(
             self,
             self.text,
@@ -259,8 +336,10 @@ class Qwen3Sequence:
         """Text and log probability of each token; tokens that share a character are one entry."""
         out: list[tuple[str, float]] = []
         piece, score = b"", 0.0
-        for token, value in zip(self.tokens[self._text_from :], self.scores[self._text_from :], strict=True):
-            piece, score = piece + self._vocabulary.bytes_of(token), score + value
+        frozen = [(p, s) for _, p, s in self._frozen]
+        chosen = zip(self._pieces[self._text_from :], self.scores[self._text_from :], strict=True)
+        for more, value in (*frozen, *chosen):
+            piece, score = piece + more, score + value
             try:
                 text = piece.decode()
             except UnicodeDecodeError:
