@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from tests.clients.pace import at_real_time, mulaw, s16, speech_only
 from tests.server import Server, serving
@@ -37,14 +38,13 @@ class Talk:
         self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        try:
+        with contextlib.suppress(ConnectionClosedError):
             async for message in self.socket:
                 self.events.append(json.loads(message))
                 async with self._news:
                     self._news.notify_all()
-        finally:
-            async with self._news:
-                self._news.notify_all()
+        async with self._news:
+            self._news.notify_all()
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["type"] == kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,16 @@ class Reference:
         self.processor = hugging.AutoProcessor.from_pretrained(folder)
         self.model = hugging.AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def tokens(self, audio: Audio, *, language: str = "", prompt: str | None = None, limit: int) -> list[int]:
-        """Greedy tokens after the prompt, at most ``limit``, the end token left out."""
+    def tokens(
+        self, audio: Audio, *, language: str = "", prompt: str | None = None, forced: Sequence[int] = (), limit: int
+    ) -> list[int]:
+        """Greedy tokens after the prompt and the ``forced`` ones, at most ``limit``, the end token left out."""
         inputs = self.processor.apply_transcription_request(
             audio=[audio], language=language or None, prompt=prompt or None
         )
+        if forced:
+            inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([list(forced)])], dim=1)
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         with torch.inference_mode():
             out = self.model.generate(**inputs, max_new_tokens=limit, do_sample=False)
         new = out[0, inputs["input_ids"].shape[1] :].tolist()

@@ -1,0 +1,162 @@
+"""Where utterances begin and end, frame by frame, with probabilities made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.streams import Endpointing, OpenUtterance
+from worker.endpointing import TAIL_SAMPLES, Action, Begin, End, Endpointer, Speech
+from worker.vad import FRAME
+
+RULES = Endpointing()
+SPEECH, SILENCE = 0.9, 0.02
+SILENCE_FRAMES = 16
+"""500 ms."""
+
+
+def play(endpointer: Endpointer, *runs: tuple[float, int]) -> list[Action]:
+    """So many frames of each probability; every sample of the stream has its own position as its value."""
+    actions: list[Action] = []
+    for probability, count in runs:
+        for _ in range(count):
+            start = endpointer.position
+            frame = np.arange(start, start + FRAME, dtype=np.float32)
+            actions += endpointer.push(frame, probability)
+    return actions
+
+
+def heard(actions: list[Action], utterance: int) -> np.ndarray:
+    parts = [action.audio for action in actions if isinstance(action, Speech) and action.utterance == utterance]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def kinds(actions: list[Action]) -> list[type]:
+    return [type(action) for action in actions if not isinstance(action, Speech)]
+
+
+def test_silence_begins_nothing() -> None:
+    endpointer = Endpointer(RULES, 30)
+    assert play(endpointer, (SILENCE, 2000)) == []
+    assert endpointer.position - endpointer.needed_sample < 16_000, "silence is not kept"
+
+
+def test_a_click_is_no_speech() -> None:
+    assert play(Endpointer(RULES, 30), (SILENCE, 20), (SPEECH, 2), (SILENCE, 20)) == []
+
+
+def test_an_utterance_has_its_preroll_and_its_tail() -> None:
+    actions = play(Endpointer(RULES, 30), (SILENCE, 40), (SPEECH, 30), (SILENCE, 40))
+    assert kinds(actions) == [Begin, End]
+    begin, end = actions[0], actions[-1]
+    assert isinstance(begin, Begin)
+    assert isinstance(end, End)
+    assert begin.start_sample == 40 * FRAME - 4_800
+    assert end.end_sample == 70 * FRAME
+    assert end.cause == "silence"
+    assert end.spoken
+    audio = heard(actions, 0)
+    assert audio[0] == begin.start_sample
+    assert audio[-1] + 1 == end.end_sample + TAIL_SAMPLES
+    assert (np.diff(audio) == 1).all(), "no gap and nothing twice"
+
+
+def test_a_dip_inside_a_word_ends_nothing() -> None:
+    actions = play(Endpointer(RULES, 30), (SPEECH, 20), (0.4, 30), (SPEECH, 20), (SILENCE, 20))
+    assert kinds(actions) == [Begin, End]
+
+
+def test_a_pause_shorter_than_the_setting_ends_nothing() -> None:
+    actions = play(Endpointer(RULES, 30), (SPEECH, 20), (SILENCE, SILENCE_FRAMES - 1), (SPEECH, 20), (SILENCE, 20))
+    assert kinds(actions) == [Begin, End]
+    end = actions[-1]
+    assert isinstance(end, End)
+    assert len(end.speech) == 2
+
+
+def test_the_silence_setting_counts() -> None:
+    quick = Endpointer(Endpointing(silence_ms=100), 30)
+    assert kinds(play(quick, (SPEECH, 20), (SILENCE, 4))) == [Begin, End]
+
+
+def test_too_little_speech_is_not_worth_a_decode() -> None:
+    actions = play(Endpointer(RULES, 30), (SPEECH, 3), (SILENCE, 20))
+    end = actions[-1]
+    assert isinstance(end, End)
+    assert not end.spoken
+
+
+def test_manual_ends_only_when_asked() -> None:
+    endpointer = Endpointer(Endpointing(automatic=False), 30)
+    actions = play(endpointer, (SPEECH, 20), (SILENCE, 200))
+    assert kinds(actions) == [Begin]
+    assert kinds(endpointer.finish("request")) == [End]
+    assert endpointer.finish("request") == []
+
+
+def test_without_end_it_is_cut_at_the_longest_and_goes_on_without_a_gap() -> None:
+    actions = play(Endpointer(RULES, 10), (SPEECH, 700))
+    assert kinds(actions)[:4] == [Begin, End, Begin, End]
+    ends = [action for action in actions if isinstance(action, End)]
+    assert {end.cause for end in ends} == {"length"}
+    first, second = heard(actions, 0), heard(actions, 1)
+    assert len(first) <= 10 * 16_000 + FRAME
+    assert first[-1] + 1 == second[0]
+
+
+def test_late_in_an_utterance_a_short_pause_will_do() -> None:
+    eight_seconds = 260
+    early = play(Endpointer(RULES, 10), (SPEECH, 100), (SILENCE, 5), (SPEECH, 20))
+    late = play(Endpointer(RULES, 10), (SPEECH, eight_seconds), (SILENCE, 5), (SPEECH, 20))
+    assert kinds(early) == [Begin]
+    assert kinds(late) == [Begin, End, Begin]
+
+
+def test_a_resumed_utterance_goes_on_unannounced() -> None:
+    known = OpenUtterance(4, 1_600, "so far")
+    endpointer = Endpointer(RULES, 30, base_sample=1_600, next_utterance=5, resumed=[known])
+    actions = play(endpointer, (SPEECH, 10), (SILENCE, 20), (SPEECH, 10), (SILENCE, 20))
+    begins = [action for action in actions if isinstance(action, Begin)]
+    assert [(b.utterance, b.emitted, b.announced) for b in begins] == [(4, "so far", True), (5, "", False)]
+    assert heard(actions, 4)[0] == 1_600
+
+
+def test_an_announced_end_is_kept() -> None:
+    known = OpenUtterance(0, 0, "", end_sample=20 * FRAME)
+    actions = play(Endpointer(RULES, 30, resumed=[known], next_utterance=1), (SPEECH, 20), (SILENCE, 40))
+    (end,) = [action for action in actions if isinstance(action, End)]
+    assert (end.end_sample, end.announced) == (20 * FRAME, True)
+
+
+def test_clear_forgets_the_open_utterance() -> None:
+    endpointer = Endpointer(RULES, 30)
+    play(endpointer, (SPEECH, 20))
+    assert endpointer.clear() == 0
+    assert endpointer.clear() == -1
+    assert kinds(play(endpointer, (SILENCE, 20))) == []
+    later = play(endpointer, (SPEECH, 5))
+    assert isinstance(later[0], Begin)
+    assert later[0].utterance == 1
+
+
+RUNS = st.lists(st.tuples(st.sampled_from([SPEECH, SILENCE, 0.4]), st.integers(1, 120)), max_size=12)
+
+
+@given(RUNS, st.booleans(), st.sampled_from([100, 500, 1500]), st.sampled_from([0, 300, 900]))
+def test_any_speech_keeps_the_promises(
+    runs: list[tuple[float, int]], automatic: bool, silence_ms: int, prefix_ms: int
+) -> None:
+    endpointer = Endpointer(Endpointing(automatic, 0.5, prefix_ms, silence_ms), 10)
+    actions = play(endpointer, *runs) + endpointer.finish("close")
+    assert kinds(actions) == [Begin, End] * (len(kinds(actions)) // 2), "they alternate"
+    last = 0.0
+    for number, end in enumerate(action for action in actions if isinstance(action, End)):
+        audio = heard(actions, number)
+        assert end.utterance == number
+        assert len(audio)
+        assert (np.diff(audio) == 1).all(), "no gap and nothing twice"
+        assert audio[0] >= last, "no sample in two utterances"
+        last = audio[-1] + 1
+        assert len(audio) <= 10 * 16_000 + TAIL_SAMPLES + FRAME
+        assert all(begin < stop <= end.end_sample for begin, stop in end.speech)
