@@ -42,13 +42,11 @@ import numpy as np
 
 from shared.pcm import SAMPLE_RATE, samples
 from worker.engines.base import Audio
+from worker.quiet import quietest
 from worker.vad import FRAME, FRAME_S, SileroVad, VadState
 
 BLOCK_FRAMES = 32
 """Frames that the VAD takes in one call, counted from the cut, so that a resumed run makes the same calls."""
-
-QUIET_S = 0.1
-"""Length of the window that looks for the quietest place, seconds."""
 
 QUIET_MARGIN_S = 0.3
 """The quietest place is not looked for so near to the limit: what is left over must not be a scrap of a word."""
@@ -317,8 +315,5 @@ class Segmenter:
         return at
 
     def _quietest(self, start: int, end: int) -> int:
-        """Middle of the window with the least energy between two samples."""
-        width = samples(QUIET_S)
-        power = np.square(self._audio[start - self._known : end - self._known], dtype=np.float64)
-        total = np.concatenate(([0.0], np.cumsum(power)))
-        return start + int(np.argmin(total[width:] - total[:-width])) + width // 2
+        """Middle of the quietest place between two samples."""
+        return start + quietest(self._audio[start - self._known : end - self._known])

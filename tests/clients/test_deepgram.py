@@ -30,6 +30,9 @@ from tests.speech import DATA, clip, silence, word_errors, words
 FIRST, SECOND = "librivox-0880", "librivox-0930"
 PATIENCE_SECONDS = 30.0
 
+pytestmark = pytest.mark.filterwarnings("ignore:websockets:DeprecationWarning")
+"""Their SDK imports names that websockets is about to drop."""
+
 
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[Server]:
