@@ -17,7 +17,8 @@ from granian.server.embed import Server
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from gateway.auth import Guard, KeyRing
+from gateway import console
+from gateway.auth import OPEN_PATHS, Guard, KeyRing
 from gateway.channel import Channel
 from gateway.context import RequestContext
 from gateway.dispatch import Dispatcher
@@ -161,6 +162,7 @@ def _application(
     limits = Limits(settings.max_upload_mb * MIB, settings.max_audio_seconds)
     reception = Reception(supervisor, dispatcher, spool, limits)
     doors = [
+        *console.routes(),
         *Status(supervisor, dispatcher, hub, model, lambda: spool.used_bytes).routes(),
         *Transcriptions(reception, model).routes(),
         *Nas(reception).routes(),
@@ -169,7 +171,7 @@ def _application(
     middleware = [
         Middleware(RequestContext, seen=reclaimer.request_seen),
         Middleware(ErrorBoundary),
-        Middleware(Guard, keys=keys),
+        Middleware(Guard, keys=keys, open_paths=OPEN_PATHS | console.PATHS),
     ]
     return Starlette(routes=doors, middleware=middleware, exception_handlers=HANDLERS)
 

@@ -53,7 +53,8 @@ MAX_COMMANDS = 1_000
 MAX_EVENTS = 5_000
 """Unread events that must not be lost, after which the client counts as gone."""
 CONTAINER = "container"
-_CONTAINER_BYTES_PER_SECOND = 16_000
+_CONTAINER_BYTES_PER_SECOND = 192_000
+"""Of the fattest container that carries speech, stereo PCM at 48 kHz: a guess that is too low would starve the decoder."""
 _WIDTHS = {"s16le": 2, "f32le": 4, "s32le": 4, "mulaw": 1, "alaw": 1}
 
 

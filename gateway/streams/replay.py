@@ -13,6 +13,9 @@ from shared.streams import StreamCommand, UpdateStream
 
 IN_FLIGHT_SECONDS = 2.0
 """Audio that may be on its way to the worker without being acknowledged."""
+PIECE_SECONDS = 0.5
+"""A larger message is cut. The worker acknowledges in steps of a quarter of a second, so a piece always fits into the window
+beside what it has not acknowledged yet; a message longer than the window would wait for ever."""
 
 
 @dataclass(slots=True)
@@ -66,8 +69,11 @@ class ReplayBuffer:
         return self.received > self.acknowledged or any(e.owed for e in (*self._sent, *self._unsent))
 
     def add_audio(self, data: bytes, now_ns: int) -> None:
-        self._unsent.append(Entry(self.received, data, None, now_ns))
-        self.received += len(data)
+        size = max(1, int(PIECE_SECONDS * self._bytes_per_second))
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            self._unsent.append(Entry(self.received, piece, None, now_ns))
+            self.received += len(piece)
 
     @property
     def commands(self) -> int:
@@ -96,8 +102,7 @@ class ReplayBuffer:
         if not self._unsent:
             return None
         entry = self._unsent[0]
-        window = IN_FLIGHT_SECONDS * self._bytes_per_second
-        if entry.data and entry.end - self.acknowledged > max(window, len(entry.data)):
+        if entry.data and entry.end - self.acknowledged > IN_FLIGHT_SECONDS * self._bytes_per_second:
             return None
         self._unsent.popleft()
         self._sent.append(entry)

@@ -23,8 +23,8 @@ MAX_REASON_BYTES = 120
 WRITE_SECONDS = 30.0
 """A client that has taken nothing for so long, with its socket full, is gone."""
 CLOSE_SECONDS = 5.0
-LAST_WORDS_SECONDS = 30.0
-"""After the client has left, streams that still owe a final are waited for so long."""
+LAST_WORDS_SECONDS = 300.0
+"""After the client has left, streams that still owe a final are waited for so long: a large model may only be loading."""
 
 
 async def refuse(websocket: WebSocket, error: NapscribeError) -> None:

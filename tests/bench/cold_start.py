@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.bench.figures import Figure
 from tests.bench.stages import median_stages
@@ -24,6 +26,14 @@ def measure() -> Iterator[Figure]:
             walls.append(time.perf_counter() - began)
             answers.append(answer)
             server.until(lambda: server.worker["state"] == "stopped", f"the worker leaves after start {start}")
+        cpu = _cpu_of_dead_workers(server.pid) / STARTS
     yield Figure(
         "stopped worker to transcript of 3 s", statistics.median(walls), "s", MUST, AIM, median_stages(answers)
     )
+    yield Figure("CPU time of that worker, start to end", cpu, "s", note="tells a slow start from a busy machine")
+
+
+def _cpu_of_dead_workers(pid: int) -> float:
+    """Seconds of CPU that the reaped children of a process have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")

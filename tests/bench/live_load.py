@@ -117,4 +117,5 @@ async def _last_sample(reader: asyncio.StreamReader) -> int:
             if head[0] & 0x0F == 0x1:
                 message = json.loads(payload)
                 if message["type"] == "done":
-                    return round(message["duration"] * 16_000)
+                    samples: int = round(message["duration"] * 16_000)
+                    return samples

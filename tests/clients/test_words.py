@@ -10,7 +10,6 @@ import pytest
 from shared.messages import Lane
 from tests.server import Server
 from tests.speech import DATA, NAMES, Audio, clip, encode, transcripts, wav, word_errors
-from worker.__main__ import AIM
 from worker.decode import AudioFile
 from worker.engines.base import Final, SequenceRequest
 from worker.engines.embedded import EmbeddedEngine
@@ -33,7 +32,7 @@ def engine_alone() -> int:
     """Word errors of the embedded engine on the segments that the worker would cut, without server or processes."""
     engine, vad = EmbeddedEngine(), SileroVad()
     capabilities = engine.load(lambda _phase, _fraction: None)
-    policy = SegmentPolicy(aim_s=AIM * capabilities.max_segment_s, max_s=capabilities.max_segment_s)
+    policy = SegmentPolicy.up_to(capabilities.max_segment_s)
     try:
         return sum(word_errors(transcripts()[name], _heard(engine, Segmenter(vad, policy), name)) for name in NAMES)
     finally:

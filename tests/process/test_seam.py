@@ -93,9 +93,8 @@ async def test_a_suspect_that_moves_on_is_not_blamed_for_the_next_crash(seam: St
     job, lease = s.submit(segments=8)
     with lease:
         for done in (1, 3, 5):
-            await s.until(
-                lambda done=done: len(job.segments) >= done and bool(s.supervisor.report()["pid"]), "segments"
-            )
+            while len(job.segments) < done or not s.supervisor.report()["pid"]:
+                await asyncio.sleep(0.005)
             os.kill(s.pid, signal.SIGKILL)
         await job.result()
     assert len(job.segments) == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +152,9 @@ def test_an_error_in_midstream_is_an_event(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- the end
 
+STOP_SECONDS = 6.0
+"""Less than the time that answers get to leave: they are told to, not waited for."""
+
 
 @pytest.mark.parametrize("stream", ["false", "true"])
 def test_sigterm_during_a_job(tmp_path: Path, stream: str) -> None:
@@ -164,7 +168,9 @@ def test_sigterm_during_a_job(tmp_path: Path, stream: str) -> None:
                 assert begun.wait(10)
             worker = server.worker_pid()
             assert uploads(server.spool)
+            began = time.monotonic()
             assert server.stop() == 0
+            assert time.monotonic() - began < STOP_SECONDS
             status, body, retry_after = caller.result(10)
         assert status == (503 if stream == "false" else 200)
         assert '"shutting_down"' in body

@@ -156,7 +156,7 @@ def talk(engine: Qwen3Engine, sound: Audio, language: str = "", hop: int = LIVE_
 
 
 def _end(samples: int) -> End:
-    return End(utterance=0, start_sample=0, end_sample=samples, speech=((0, samples),), cause="silence", spoken=True)
+    return End(utterance=0, end_sample=samples, speech=((0, samples),), cause="silence", spoken=True)
 
 
 def check_stream(events: list[Event]) -> tuple[str, int]:

@@ -409,6 +409,7 @@ def test_any_order_ends_in_messages_of_their_sdk(query: str, sequence: list[tupl
             SDK[message["type"]].model_validate(message)
         else:
             assert message["type"] == "ConfigureFailure"
+        assert message.get("duration", 0) >= 0
 
 
 @given(st.lists(messages(CONTROLS), max_size=20))

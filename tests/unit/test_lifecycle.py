@@ -229,13 +229,14 @@ def test_any_order_keeps_the_invariants(script: list[Event | str]) -> None:
         if isinstance(item, str):
             if item == "exited" and not alive:
                 continue
-            event: Event = {
+            named: dict[str, Event] = {
                 "progressed": Progressed(generation),
                 "ready": BecameReady(generation),
                 "settled": Settled(generation),
                 "exited": Exited(generation, "gone"),
                 "unresponsive": Unresponsive(generation, "hung"),
-            }[item]
+            }
+            event = named[item]
             if item == "exited":
                 alive = False
         else:

@@ -231,7 +231,8 @@ def test_close_ends_with_done_and_a_clean_close() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "{", "[1]", "3", '{"type": 3}', '{"kind": "close"}', "x" * 5000, "[" * 3000]
+    "text",
+    ["", "hello", "{", "[1]", "3", '{"type": 3}', '{"kind": "close"}', "[" * 3000, '{"type":"ping"}' + " " * 5000],
 )
 def test_rubbish_is_a_typed_error_and_nothing_more(text: str) -> None:
     talk = line()
