@@ -93,7 +93,8 @@ class Dispatcher:
                 continue
             job.restarts += 1
             if job.request_id in in_hand:
-                job.redone_segments += in_hand[job.request_id] == len(job.segments)
+                # More than one if the last words of the dead never arrived.
+                job.redone_segments += max(0, in_hand[job.request_id] - len(job.segments) + 1)
                 if crashed:
                     self._blame(job, reason)
             if job.error is None:
@@ -125,14 +126,13 @@ class Dispatcher:
                 self._end(job)
                 self.supervisor.settled(event.generation)
                 job.take(event)
-            case SegmentDone():
+            case SegmentDone() | Delta():
                 was_suspect = job.suspect
                 job.take(event)
-                self.supervisor.settled(event.generation)
+                if was_suspect or isinstance(event, SegmentDone):
+                    self.supervisor.settled(event.generation)
                 if was_suspect:
                     self._pump()
-            case Delta():
-                job.take(event)
 
     # ------------------------------------------------------------ inside
 

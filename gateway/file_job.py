@@ -64,10 +64,12 @@ class FileJob:
         )
 
     def take(self, event: Delta | SegmentDone | FileDone) -> None:
-        """Keep what the worker has done."""
+        """Keep what the worker has done. New words are progress as well as a whole segment is: a worker that died before
+        either of them died of something else."""
         match event:
             case Delta():
                 self.open_deltas.append(event)
+                self.suspect, self.crashes = False, 0
             case SegmentDone():
                 self.segments.append(event)
                 self.open_deltas = []

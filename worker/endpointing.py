@@ -78,6 +78,8 @@ class _Utterance:
     frames: int = 0
     """Frames of speech."""
     regions: list[list[int]] = field(default_factory=list)
+    speech_due: int = 0
+    """Of a resumed one: its speech has begun by this sample; what comes before it is pre-roll and no silence that ends it."""
 
 
 class Endpointer:
@@ -151,6 +153,7 @@ class Endpointer:
         start = max(known.start_sample, self._kept_start)
         self._open = _Utterance(known.utterance, start, start, start, known.end_sample)
         self._open.regions.append([start, start])
+        self._open.speech_due = start + self._preroll + START_WINDOW * FRAME
         self._next = max(self._next, known.utterance + 1)
         return [Begin(known.utterance, start, known.emitted, announced=True)]
 
@@ -184,7 +187,7 @@ class Endpointer:
             actions: list[Action] = self._feed(utterance, self.position)
         else:
             actions = self._feed(utterance, min(self.position, utterance.last_speech + TAIL_SAMPLES))
-        silence = self.position - utterance.last_speech
+        silence = self.position - (utterance.last_speech if utterance.frames else utterance.speech_due)
         if self.rules.automatic and silence >= max(1, self.rules.silence_ms * SAMPLE_RATE // 1000):
             return actions + self._close(utterance, utterance.last_speech, "silence")
         if silence >= self._pause_enough(utterance):

@@ -42,6 +42,8 @@ from worker.vad import FRAME, SileroVad, VadState
 
 PROGRESS_SECONDS = 0.25
 """Audio taken between two acknowledgements; the gateway keeps two seconds in flight."""
+PROGRESS_BYTES = 32_768
+"""The same in bytes: a container may begin with a picture, and give no audio for a long time."""
 ARRIVALS = 2048
 """Remembered arrival times of a stream: 40 s of 20 ms frames."""
 
@@ -106,6 +108,7 @@ class _Ear:
     decoded: int = 0
     """End of the decoded audio, samples of the stream."""
     received_bytes: int = 0
+    acknowledged_bytes: int = 0
     acknowledged: int = 0
     """Samples decoded at the last acknowledgement."""
     arrivals: collections.deque[tuple[int, int]] = field(default_factory=lambda: collections.deque(maxlen=ARRIVALS))
@@ -370,8 +373,11 @@ class LiveAudio:
         self._ears.pop(ear.request_id, None)
 
     def _progress(self, ear: _Ear) -> None:
-        if ear.decoded - ear.acknowledged >= PROGRESS_SECONDS * SAMPLE_RATE:
-            ear.acknowledged = ear.decoded
+        if (
+            ear.decoded - ear.acknowledged >= PROGRESS_SECONDS * SAMPLE_RATE
+            or ear.received_bytes - ear.acknowledged_bytes >= PROGRESS_BYTES
+        ):
+            ear.acknowledged, ear.acknowledged_bytes = ear.decoded, ear.received_bytes
             self._emit(StreamProgress(self._generation, ear.request_id, ear.received_bytes, ear.needed_sample))
 
 

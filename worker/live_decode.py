@@ -12,12 +12,11 @@ import soxr
 from shared.errors import NapscribeError, UnsupportedAudio
 from shared.messages import RawAudio
 from shared.pcm import SAMPLE_RATE
-from worker.decode import PcmDecoder
+from worker.decode import PcmDecoder, decode_stream
 from worker.engines.base import Audio
 
 CONTAINER = "container"
 _EMPTY = np.zeros(0, np.float32)
-READY_SECONDS = 0.05
 
 
 class LiveDecoder(Protocol):
@@ -98,8 +97,6 @@ class ContainerStream:
 
     def _run(self) -> None:
         try:
-            from worker.decode import decode_stream
-
             for audio in decode_stream(_QueueFile(self._input, self._closed)):
                 self._output.put(audio)
         except NapscribeError as error:
@@ -120,6 +117,8 @@ class _QueueFile:
     def read(self, size: int) -> bytes:
         if not self._rest and not self._closed.is_set():
             self._rest = self._pieces.get()
+            if not self._rest:  # the end, which FFmpeg asks for more than once
+                self._closed.set()
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
 

@@ -230,10 +230,16 @@ async def test_words_come_while_somebody_speaks(scripted: Server) -> None:
     assert kinds.count(COMPLETED) == 1
 
 
-@pytest.mark.parametrize("detection", [None, {"type": "server_vad", "silence_duration_ms": 300}])
-async def test_the_death_of_the_worker_is_not_noticed(tmp_path: Path, detection: dict[str, Any] | None) -> None:
-    """Killed in its seventh step; the next one goes on where it was."""
-    with serving(model=f"scripted:crash_at=7,once={tmp_path / 'once'}") as server:
+@pytest.mark.parametrize(
+    ("detection", "step"),
+    [(None, 7), ({"type": "server_vad", "silence_duration_ms": 300}, 2)],
+    ids=["in the middle", "as it begins"],
+)
+async def test_the_death_of_the_worker_is_not_noticed(
+    tmp_path: Path, detection: dict[str, Any] | None, step: int
+) -> None:
+    """Killed in some step; the next one goes on where it was."""
+    with serving(model=f"scripted:crash_at={step},once={tmp_path / 'once'}") as server:
         events = await dictate(server, detection, pause=0.8)
         assert (tmp_path / "once").exists(), "nobody died"
     check_words(events)
@@ -264,8 +270,7 @@ async def test_beta_with_g711(server: Server) -> None:
             events = await collect(connection)
     assert events[0].type == "transcription_session.updated"
     assert "conversation.item.created" in {event.type for event in events}
-    said = len(transcripts()[name].split())
-    assert word_errors(transcripts()[name], transcript(events)) <= heard_by_file(server, name) + 2 + 0.05 * said
+    assert word_errors(transcripts()[name], transcript(events)) <= heard_by_file(server, name) + 2
 
 
 # ---------------------------------------------------------------- plain WebSockets: URLs and keys

@@ -14,8 +14,8 @@ HEAVY = {
     "av", "google", "hypothesis", "jinja2", "moonshine_voice", "numpy", "onnxruntime", "pandas", "pydantic", "requests",
     "safetensors", "scipy", "silero_vad", "soxr", "tokenizers", "torch", "torchaudio", "transformers", "worker",
 }  # fmt: skip
-LAZY = {"httpx", "python_multipart"}
-"""Imported when first needed; an idle gateway never needs them."""
+LAZY = {"httpx"}
+"""Imported when first needed; an idle gateway never needs it."""
 
 
 def modules(package: str) -> list[Path]:

@@ -11,10 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.server import Server, events_of, serving
-from tests.speech import DATA, noise, silence, wav
+from tests.speech import DATA, silence, wav
 
 pytestmark = [
     pytest.mark.torch,
@@ -57,10 +58,11 @@ def test_a_stream_says_its_words_one_by_one(server: Server, path: Path) -> None:
     assert len(deltas) > 0.5 * len(said(path).split()), "words come before the segment's end"
 
 
-@pytest.mark.parametrize("audio", [silence(3.0), noise(3.0, 0.02)], ids=["silence", "noise"])
-def test_nothing_said_is_nothing(server: Server, tmp_path: Path, audio: Any) -> None:
+@pytest.mark.parametrize("level", [0.0, 0.02], ids=["silence", "noise"])
+def test_nothing_said_is_nothing(server: Server, tmp_path: Path, level: float) -> None:
     path = tmp_path / "quiet.wav"
-    path.write_bytes(wav(audio))
+    rng = np.random.default_rng(0)
+    path.write_bytes(wav((silence(3.0) + level * rng.standard_normal(48_000)).astype(np.float32)))
     assert server.transcribe(path, response_format="verbose_json").json()["text"] == ""
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.process.conftest import alive
-from tests.process.fakes import FAKE, recording, running, uploads
+from tests.process.fakes import FAKE, recording, running, segments_text, uploads
 from tests.server import Server, events_of, serving
 from tests.speech import DATA, silence, wav
 
@@ -145,7 +145,8 @@ def test_an_error_in_midstream_is_an_event(tmp_path: Path) -> None:
         answer = server.transcribe(recording(tmp_path, 8), stream="true")
     assert answer.status_code == 200
     *words, last = events_of(answer.text)
-    assert [event["delta"].strip() for event in words] == ["w0", "w1", "w2", "w3"]
+    heard = "".join(event["delta"] for event in words)
+    assert heard in {segments_text(3), segments_text(4)}, "the last word may have died with the worker"
     assert last["error"]["code"] == "worker_crashed"
     assert "done" not in answer.text
 

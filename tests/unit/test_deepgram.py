@@ -14,11 +14,11 @@ from deepgram.listen.v1.types import (
     ListenV1SpeechStarted,
     ListenV1UtteranceEnd,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
-from gateway.streams import deepgram
+from gateway.streams import deepgram, deepgram_query
 from gateway.streams.deepgram import Deepgram
 from gateway.streams.dialect import Audio, EndUtterance, Finish, Hang, Open, Update
 from shared.errors import BadRequest, ModelNotFound, TooManyStreams, Unsupported, UnsupportedAudio, WorkerCrashed
@@ -55,7 +55,7 @@ SDK: dict[str, Any] = {
 
 
 def line(query: str = PCM) -> Line:
-    request = deepgram.parse(QueryParams(query))
+    request = deepgram_query.parse(QueryParams(query))
     return Line(Deepgram(request, "some-model", "req_1", "2026-01-01T00:00:00+00:00"))
 
 
@@ -82,7 +82,7 @@ def heard(seconds: float) -> StreamProgress:
 
 
 def test_what_livekit_asks_for() -> None:
-    request = deepgram.parse(
+    request = deepgram_query.parse(
         QueryParams(
             "model=nova-3&punctuate=true&smart_format=false&no_delay=true&interim_results=true&encoding=linear16"
             "&vad_events=true&sample_rate=16000&channels=1&endpointing=25&filler_words=true&profanity_filter=false"
@@ -93,11 +93,11 @@ def test_what_livekit_asks_for() -> None:
     assert request.options.language == "en"
     assert request.options.keywords == ("Dashwood", "Norland Park")
     assert (request.interim, request.vad_events, request.utterance_end_ms) == (True, True, 0)
-    assert request.options.endpointing.silence_ms == deepgram.MIN_SILENCE_MS
+    assert request.options.endpointing.silence_ms == deepgram_query.MIN_SILENCE_MS
 
 
 def test_what_pipecat_asks_for() -> None:
-    request = deepgram.parse(
+    request = deepgram_query.parse(
         QueryParams(
             "model=nova-3-general&language=en&detect_entities=false&diarize=false&dictation=false&interim_results=true"
             "&numerals=false&punctuate=true&smart_format=false&encoding=linear16&channels=1&multichannel=false"
@@ -120,7 +120,7 @@ def test_what_pipecat_asks_for() -> None:
     ],
 )
 def test_encodings(query: str, audio: RawAudio) -> None:
-    assert deepgram.parse(QueryParams(query)).options.audio == audio
+    assert deepgram_query.parse(QueryParams(query)).options.audio == audio
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_encodings(query: str, audio: RawAudio) -> None:
     ],
 )
 def test_endpointing(asked: str, rules: Endpointing) -> None:
-    assert deepgram.parse(QueryParams(f"{PCM}&{asked}")).options.endpointing == rules
+    assert deepgram_query.parse(QueryParams(f"{PCM}&{asked}")).options.endpointing == rules
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_endpointing(asked: str, rules: Endpointing) -> None:
 )
 def test_what_cannot_be_done_is_refused(query: str, kind: type[BadRequest], param: str) -> None:
     with pytest.raises(kind) as caught:
-        deepgram.parse(QueryParams(query))
+        deepgram_query.parse(QueryParams(query))
     assert caught.value.param == param
 
 
 def test_one_channel_may_be_called_many() -> None:
-    assert deepgram.parse(QueryParams(f"{PCM}&multichannel=true&channels=1")).options.audio.channels == 1
+    assert deepgram_query.parse(QueryParams(f"{PCM}&multichannel=true&channels=1")).options.audio.channels == 1
 
 
 @pytest.mark.parametrize(
@@ -257,6 +257,7 @@ def test_a_finalize_with_nothing_open_is_answered_by_an_empty_result() -> None:
     assert second["start"] == 2.5
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*map(str, range(3)), "finalize"]), max_size=30))
 def test_every_finalize_is_answered_exactly_once(happenings: list[str]) -> None:
     """Whether or not an utterance was open when it came."""
@@ -401,6 +402,7 @@ def test_a_failure_is_said_and_closes(error: Any, code: int, reason: str) -> Non
 # ---------------------------------------------------------------- any order of anything
 
 
+@settings(deadline=None)
 @given(st.sampled_from([PCM, f"{PCM}&interim_results=true&vad_events=true&utterance_end_ms=1000", ""]), steps(CONTROLS))
 def test_any_order_ends_in_messages_of_their_sdk(query: str, sequence: list[tuple[str, Any]]) -> None:
     talk = check_any_order(line(query).dialect, sequence)
@@ -412,6 +414,7 @@ def test_any_order_ends_in_messages_of_their_sdk(query: str, sequence: list[tupl
         assert message.get("duration", 0) >= 0
 
 
+@settings(deadline=None)
 @given(st.lists(messages(CONTROLS), max_size=20))
 def test_text_is_answered_but_for_keep_alive(sequence: list[str | bytes]) -> None:
     talk = line()

@@ -113,6 +113,22 @@ def test_late_in_an_utterance_a_short_pause_will_do() -> None:
     assert kinds(late) == [Begin, End, Begin]
 
 
+def test_the_preroll_of_a_resumed_utterance_is_no_silence_that_ends_it() -> None:
+    """The worker died right after the start was announced; the pre-roll is longer than the silence that ends an utterance."""
+    rules = Endpointing(prefix_ms=600, silence_ms=200)
+    first = play(Endpointer(rules, 30), (SILENCE, 40), (SPEECH, 3))
+    begin = first[0]
+    assert isinstance(begin, Begin)
+    known = OpenUtterance(0, begin.start_sample)
+    again = Endpointer(rules, 30, begin.start_sample, 1, [known])
+    before = (40 * FRAME - begin.start_sample) // FRAME
+    actions = play(again, (SILENCE, before), (SPEECH, 20), (SILENCE, 20))
+    assert kinds(actions) == [Begin, End]
+    assert isinstance(actions[-1], End)
+    assert actions[-1].spoken
+    assert abs(actions[-1].end_sample - 60 * FRAME) < FRAME
+
+
 def test_a_resumed_utterance_goes_on_unannounced() -> None:
     known = OpenUtterance(4, 1_600, "so far")
     endpointer = Endpointer(RULES, 30, base_sample=1_600, next_utterance=5, resumed=[known])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import latency
@@ -78,6 +78,7 @@ def test_nearest_rank() -> None:
     assert percentiles([2.0, 1.0]) == (1.0, 2.0, 2.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), min_size=1))
 def test_percentiles_are_values_that_occurred_in_order(values: list[float]) -> None:
     found = percentiles(values)
@@ -104,6 +105,7 @@ def test_summary_leaves_out_what_is_none_of_its_lines() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.text(max_size=40)))
 def test_any_file_can_be_summed_up(lines: list[bytes | str]) -> None:
     rows, foreign = summary(lines)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.streams import native
@@ -116,6 +116,7 @@ def test_a_bad_value_names_its_field(field: str, value: str) -> None:
     assert caught.value.param == field
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["sample_rate", "encoding", "threshold", "silence_ms", "words"]), st.text(max_size=8)
@@ -276,12 +277,14 @@ def test_an_hour_of_silence_closes() -> None:
 # ---------------------------------------------------------------- any order of anything
 
 
+@settings(deadline=None)
 @given(steps(CONTROLS))
 def test_any_order_ends_in_typed_answers(sequence: list[tuple[str, Any]]) -> None:
     talk = check_any_order(Native(native.options({"words": "1"}), "some-model"), sequence)
     assert talk.said[0]["type"] == "ready"
 
 
+@settings(deadline=None)
 @given(st.lists(messages(CONTROLS), max_size=20))
 def test_every_text_message_is_answered(sequence: list[str | bytes]) -> None:
     """By an event of its own, or by the answer of the stream to the command that it became."""
@@ -297,6 +300,7 @@ def test_every_text_message_is_answered(sequence: list[str | bytes]) -> None:
     assert len(talk.said) == 1 + asked
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_text_survives_the_way_to_the_client(text: str) -> None:
     talk = line()

@@ -8,6 +8,7 @@ far as it agrees with them. So the result is what decoding one by one would give
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.decoder import Decoder
 from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.graphs import Recordings, bucket
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.sampling import greedy, unpack
 from worker.engines.qwen3.sequence import Qwen3Sequence
@@ -25,7 +27,16 @@ _LOGITS_AT_ONCE = 256
 """Rows of logits that exist at a time: 150 MB in float32 at the published vocabulary."""
 _CPU_SPAN = 64
 
+_GRAPH_ROWS = (1, 4, 8, 16, 32, 64)
+GRAPH_WIDTHS = (32, 64, 96, 128, 160)
+"""Rows of one group need the same of these."""
+_GRAPH_SPANS = (256, 512)
+_SHORT_SPAN_ROWS = 16
+"""Fewer rows are not recorded with the short span: they read too little for it to matter."""
+
 Chooser = Callable[[Sequence[Qwen3Sequence]], LogitsToTokens | None]
+Script = Callable[[Qwen3Sequence, int], list[int]]
+"""``script(row, count)``: the next ``count`` tokens of a row."""
 
 
 class CatchUp:
@@ -36,6 +47,9 @@ class CatchUp:
         self._encoder = encoder
         self._decoder = decoder
         self._vocabulary = vocabulary
+        self._graphs: Recordings | None = None
+        self.script: Script | None = None
+        """For benchmarks: says what the model shall have chosen, after every pass, which costs what it costs."""
         self.positions = 0
         """Positions computed since the start, padding left out: what calls and evictions cost."""
 
@@ -55,6 +69,8 @@ class CatchUp:
         ]
         owners = [n for n, row in enumerate(group) for _ in range(1 + len(row.draft))]
         tokens, scores = self._choose(hidden, owners, places, group, chooser)
+        if self.script is not None:
+            tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
         results, at = [], 0
         for row in group:
             count = 1 + len(row.draft)
@@ -98,8 +114,48 @@ class CatchUp:
             return decoder.prefill(embeddings, slots)
         starts = torch.tensor([row.kv for row in group]).to(decoder.device, non_blocking=True)
         reach = max(row.kv + len(line) for row, line in zip(group, ids, strict=True))
+        if (shape := self._shape(len(group), widest, reach)) is not None:
+            return self._replay(shape, embeddings, slots, starts)
         span = min(-(-reach // _CPU_SPAN) * _CPU_SPAN, decoder.length)
         return decoder.extend(embeddings, slots, starts, span)
+
+    def record(self, pool: Any, report: Callable[[float], None]) -> None:
+        """Record passes over slots that hold something, as calls need them; ``report`` gets the share that is done."""
+        decoder = self._decoder
+        self._graphs = Recordings(pool)
+        shapes = [
+            (rows, width, span)
+            for rows in reversed(_GRAPH_ROWS)
+            if rows <= decoder.slots
+            for width in reversed(GRAPH_WIDTHS)
+            if rows * width <= 4096
+            for span in reversed(_GRAPH_SPANS)
+            if span < decoder.length and (rows >= _SHORT_SPAN_ROWS or span == _GRAPH_SPANS[-1])
+        ]
+        for number, (rows, width, span) in enumerate(shapes):
+            report(number / len(shapes))
+            embeddings = torch.zeros(rows, width, decoder.shape.hidden, device=decoder.device, dtype=decoder.dtype)
+            slots = torch.zeros(rows, dtype=torch.long, device=decoder.device)
+            starts = torch.full((rows,), decoder.scratch, device=decoder.device)
+            self._graphs.record((rows, width, span), (embeddings, slots, starts), _extend(decoder, span))
+
+    def _shape(self, rows: int, width: int, reach: int) -> tuple[int, int, int] | None:
+        """Of the recorded pass that would do."""
+        if self._graphs is None:
+            return None
+        size = bucket(_GRAPH_ROWS, rows) or 0, bucket(GRAPH_WIDTHS, width) or 0
+        return next(((*size, s) for s in _GRAPH_SPANS if s >= reach and (*size, s) in self._graphs), None)
+
+    def _replay(self, shape: tuple[int, int, int], embeddings: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+        """Rows beyond the group write to scratch, as padding does."""
+        assert self._graphs is not None
+        rows, width, _ = embeddings.shape
+        to_embeddings, to_slots, to_starts = self._graphs.inputs(shape)
+        to_embeddings[:rows, :width].copy_(embeddings)
+        to_slots[:rows].copy_(slots)
+        to_starts[:rows].copy_(starts)
+        to_starts[rows:].fill_(self._decoder.scratch)
+        return self._graphs.replay(shape)[:rows, :width]
 
     def _choose(
         self, hidden: Tensor, owners: list[int], places: list[int], group: Sequence[Qwen3Sequence], chooser: Chooser
@@ -112,6 +168,10 @@ class CatchUp:
             choose = chooser([group[n] for n in owners[part]]) or greedy
             packed.append(choose(self._decoder.logits(wanted[part])))
         return unpack(torch.cat(packed, dim=1))
+
+
+def _extend(decoder: Decoder, span: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return lambda embeddings, slots, starts: decoder.extend(embeddings, slots, starts, span)
 
 
 def _windows(counts: list[int], per_clip: int) -> tuple[list[int], list[int]]:

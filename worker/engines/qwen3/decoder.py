@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker.engines.qwen3 import kernels
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -79,6 +81,7 @@ class Decoder:
         self._layers = [_take_weights(layer, self.shape) for layer in model.layers]
         self._final_norm: Tensor = model.norm.weight
         self._cos, self._sin = _rotary_tables(self.shape, length, self.device, self.dtype)
+        self._fused = kernels.available(self.device, self.shape.head_dim)
         size = (slots, self.shape.kv_heads, length, self.shape.head_dim)
         # Zeroed, because a weight of zero times a stray NaN is still NaN.
         self._keys = [torch.zeros(size, device=self.device, dtype=self.dtype) for _ in self._layers]
@@ -109,7 +112,13 @@ class Decoder:
         """
         rows, n, _ = embeddings.shape
         positions = torch.arange(n, device=self.device).expand(rows, n)
-        return self._run(embeddings, slots[:, None], positions, _causal)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            if self._fused:
+                k, v = keys[slots, :, :n], values[slots, :, :n]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        return self._run(embeddings, slots[:, None], positions, attend)
 
     def extend(self, embeddings: Tensor, slots: Tensor, starts: Tensor, span: int) -> Tensor:
         """Go on in slots that hold ``starts`` valid positions each: ``(rows, n, hidden)`` more, causal among themselves.
@@ -118,7 +127,8 @@ class Decoder:
         """
         n = embeddings.shape[1]
         positions = starts[:, None] + torch.arange(n, device=self.device)
-        mask = self._mask(positions, span)
+        # Once for all layers: as many copies as query heads share a key head.
+        mask = self._mask(positions, span).repeat(1, 1, self.shape.heads // self.shape.kv_heads, 1)
         # Padding must not write beyond the slot.
         positions = positions.clamp(max=self.scratch)
 
@@ -127,19 +137,22 @@ class Decoder:
 
         return self._run(embeddings, slots[:, None], positions, attend)
 
-    def step(self, tokens: Tensor, positions: Tensor, span: int) -> Tensor:
-        """One token for each of the first ``len(tokens)`` slots; row i is slot i. Returns ``(rows, hidden)``.
+    def step(self, tokens: Tensor, positions: Tensor, span: int, slots: Tensor | None = None) -> Tensor:
+        """One token a row. Row i is slot i, or ``slots[i]`` where those are given. Returns ``(rows, hidden)``.
 
-        A row without work has the scratch position. Fixed shapes and no reads by the host: fit for a CUDA graph.
+        A row without work has the scratch position. Fixed shapes and no reads by the host: fit for a CUDA graph. With
+        ``slots`` what is read of the cache is copied first, which pays where only a few of many slots take part.
         """
+        if slots is not None:
+            return self.extend(self.embed(tokens)[:, None], slots, positions, span)[:, 0]
         rows = tokens.shape[0]
         mask = self._mask(positions[:, None], span)
 
         def attend(q: Tensor, _k: Tensor, _v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return _grouped(q, keys[:rows, :, :span], values[:rows, :, :span], mask)
 
-        slots = torch.arange(rows, device=self.device)[:, None]
-        return self._run(self.embed(tokens)[:, None], slots, positions[:, None], attend)[:, 0]
+        every = torch.arange(rows, device=self.device)[:, None]
+        return self._run(self.embed(tokens)[:, None], every, positions[:, None], attend)[:, 0]
 
     def _mask(self, positions: Tensor, span: int) -> Tensor:
         """Additive, ``(rows, 1, n, span)``: each position sees itself and what stands before it."""
@@ -148,39 +161,74 @@ class Decoder:
         return mask[:, None]
 
     def _run(self, x: Tensor, slots: Tensor, positions: Tensor, attend: Any) -> Tensor:
-        cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
+        rotary = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
+        if self._fused:
+            rotary = self._cos, self._sin
+            positions, slots = positions.contiguous(), slots.expand_as(positions).contiguous()
         for weights, keys, values in zip(self._layers, self._keys, self._values, strict=True):
-            x = _layer(x, weights, keys, values, slots, positions, cos, sin, attend, self.shape)
+            split = _split_fused if self._fused else _split
+            x = _layer(x, weights, (keys, values), slots, positions, rotary, attend, split, self.shape)
         return F.rms_norm(x, (self.shape.hidden,), self._final_norm, self.shape.eps)
 
 
 def _layer(
     x: Tensor,
     w: LayerWeights,
-    keys: Tensor,
-    values: Tensor,
+    cache: tuple[Tensor, Tensor],
     slots: Tensor,
     positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotary: tuple[Tensor, Tensor],
     attend: Any,
+    split: Any,
     shape: TextShape,
 ) -> Tensor:
     """One decoder layer over ``x`` ``(rows, n, hidden)``; writes the cache at ``(slots, positions)``, then attends."""
     rows, n, _ = x.shape
-    normed = shape.heads + shape.kv_heads
+    every = shape.heads + 2 * shape.kv_heads
     h = F.rms_norm(x, (shape.hidden,), w.before_attention, shape.eps)
-    heads = F.linear(h, w.qkv).view(rows, n, normed + shape.kv_heads, shape.head_dim)
-    qk, v = heads[:, :, :normed], heads[:, :, normed:]
-    qk = _rotate(F.rms_norm(qk, (shape.head_dim,), None, shape.eps) * w.qk_norm, cos, sin)
-    q, k = qk[:, :, : shape.heads], qk[:, :, shape.heads :]
-    keys[slots, :, positions] = k
-    values[slots, :, positions] = v
-    h = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), keys, values)
+    heads = F.linear(h, w.qkv).view(rows, n, every, shape.head_dim)
+    q, k, v = split(heads, w.qk_norm, rotary, positions, slots, cache, shape)
+    h = attend(q, k, v, *cache)
     x = x + F.linear(h.transpose(1, 2).reshape(rows, n, -1), w.out)
     h = F.rms_norm(x, (shape.hidden,), w.before_mlp, shape.eps)
-    gate, up = F.linear(h, w.gate_up).chunk(2, dim=-1)
+    both = F.linear(h, w.gate_up)
+    if split is _split_fused:
+        return x + F.linear(kernels.gated(both), w.down)
+    gate, up = both.chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w.down)
+
+
+def _split(
+    heads: Tensor,
+    weight: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    positions: Tensor,
+    slots: Tensor,
+    cache: tuple[Tensor, Tensor],
+    shape: TextShape,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each ``(rows, heads, n, width)``, normed and rotated; keys and values are in the cache."""
+    normed = shape.heads + shape.kv_heads
+    qk, v = heads[:, :, :normed], heads[:, :, normed:]
+    qk = _rotate(F.rms_norm(qk, (shape.head_dim,), None, shape.eps) * weight, *rotary)
+    q, k = qk[:, :, : shape.heads], qk[:, :, shape.heads :]
+    cache[0][slots, :, positions] = k
+    cache[1][slots, :, positions] = v
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def _split_fused(
+    heads: Tensor,
+    weight: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    positions: Tensor,
+    slots: Tensor,
+    cache: tuple[Tensor, Tensor],
+    shape: TextShape,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in one launch."""
+    q = kernels.split_heads(heads, weight, *rotary, positions, slots, cache, heads=shape.heads, eps=shape.eps)
+    return q, q, q  # keys and values are read from the cache
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -189,17 +237,16 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(heads * cos, torch.roll(heads, half, dims=-1), sin)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, _keys: Tensor, _values: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention of ``q`` ``(rows, heads, n, d)`` over fewer key heads ``(rows, kv_heads, span, d)``."""
+    """Attention of ``q`` ``(rows, heads, n, d)`` over fewer key heads ``(rows, kv_heads, span, d)``.
+
+    ``mask``: ``(rows, 1, n or group * n, span)``; one row does for all where n is 1.
+    """
     rows, heads, n, width = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     folded = q.reshape(rows, kv_heads, group * n, width)
-    mask = mask.repeat(1, 1, group, 1) if n > 1 else mask.expand(rows, kv_heads, group, mask.shape[-1])
+    mask = mask.expand(rows, kv_heads, group * n, mask.shape[-1])
     return F.scaled_dot_product_attention(folded, k, v, attn_mask=mask).reshape(rows, heads, n, width)
 
 

@@ -31,10 +31,11 @@ from worker.engines.base import (
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
 from worker.engines.qwen3.aligner import ForcedAligner
-from worker.engines.qwen3.catch_up import CatchUp
+from worker.engines.qwen3.catch_up import GRAPH_WIDTHS, CatchUp
 from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.graphs import bucket
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.sampling import greedy, sampled, unpack
 from worker.engines.qwen3.sequence import Qwen3Sequence
@@ -47,9 +48,11 @@ SLOT_LENGTH = 1280
 """Positions: 30 s of sound (390), a full context (512), the turns (about 20) and a budget near 360 tokens."""
 MIN_ANSWER = 16
 """Positions that must be left for text, or the sound does not fit."""
-MAX_SLOTS = {"cuda": 128, "cpu": 8}
+MAX_SLOTS = {"cuda": 384, "cpu": 8}
 GROUP_POSITIONS = {"cuda": 8192, "cpu": 1024}
 """Positions, padding included, that one catching-up pass computes at most (but always one row)."""
+DECODES_BETWEEN = 1
+"""Decode steps between two groups of calls that catch up."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -87,6 +90,8 @@ class Qwen3Engine:
         self._aligner_name = aligner
         self._aligner: ForcedAligner | None = None
         self._last_was_catch_up = False
+        self._decodes = 0
+        """Decode steps since a group caught up."""
         self.logits_hook: LogitsHook | None = None
         """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
 
@@ -154,7 +159,11 @@ class Qwen3Engine:
     def _warm_up(self, report: Report) -> None:
         """Record the graphs, then run noise and silence at real shapes, so that no first caller pays for it."""
         report("warming", 0.0)
-        self._stepper.record(lambda share: report("warming", 0.8 * share))
+        if self._device.cuda and self._graphs:
+            pool = torch.cuda.graph_pool_handle()
+            self._stepper.record(pool, lambda share: report("warming", 0.4 * share))
+            self._catch_up.record(pool, lambda share: report("warming", 0.4 + 0.2 * share))
+            self.encoder.record(pool, lambda share: report("warming", 0.6 + 0.2 * share))
         seconds = (0.5, 4.0, 8.0, 30.0) if self._device.cuda else (1.0,)
         noise = torch.Generator().manual_seed(0)
         for count, duration in enumerate(seconds):
@@ -230,10 +239,10 @@ class Qwen3Engine:
         behind = [row for row in seated if row.slot is not None and row.behind]
         current = [row for row in seated if row.slot is not None and not row.behind]
         if behind and self._catch_up_first(behind, current):
-            self._last_was_catch_up = True
+            self._last_was_catch_up, self._decodes = True, 0
             events += self._run_catch_up(self._group(behind))
         elif current:
-            self._last_was_catch_up = False
+            self._last_was_catch_up, self._decodes = False, self._decodes + 1
             events += self._run_decode(current)
         return events
 
@@ -244,18 +253,25 @@ class Qwen3Engine:
         return self._table.seat(row)
 
     def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> bool:
-        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher."""
-        if not current or behind[0].lane <= current[0].lane:
+        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher.
+
+        Calls are never all up to date where there are many; so among them both kinds of steps take turns.
+        """
+        if not current or behind[0].lane < current[0].lane:
             return True
-        return not self._last_was_catch_up
+        if behind[0].lane is Lane.LIVE:
+            return self._decodes >= DECODES_BETWEEN
+        return behind[0].lane == current[0].lane or not self._last_was_catch_up
 
     def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
         """Rows of one kind (fresh slot or not) and one lane side, in order, as many as the bound allows."""
         first = behind[0]
-        bound = GROUP_POSITIONS.get(self._device.where.type, 1024)
+        bound = GROUP_POSITIONS.get(self._device.where.type, 1024) // (1 if first.kv == 0 else 2)
         group, widest = [first], first.cost()
         for row in behind[1:]:
             same = (row.kv == 0) == (first.kv == 0) and (row.lane is Lane.LIVE) == (first.lane is Lane.LIVE)
+            # Rows of about one width: a short one beside a long one would cost as much as the long one.
+            same = same and (first.kv == 0 or bucket(GRAPH_WIDTHS, row.cost()) == bucket(GRAPH_WIDTHS, first.cost()))
             if same and (len(group) + 1) * max(widest, row.cost()) <= bound:
                 group.append(row)
                 widest = max(widest, row.cost())
@@ -294,6 +310,8 @@ class Qwen3Engine:
     def _run_decode(self, rows: list[Qwen3Sequence]) -> list[EngineEvent]:
         batch = [Row(_slot(row), row.ids_after(row.kv)[0], row.kv) for row in rows]
         ids, scores = unpack(self._stepper.run(batch, self._chooser(rows)))
+        if self._catch_up.script is not None:
+            ids = [self._catch_up.script(row, 1)[0] for row in rows]
         for row in rows:
             row.kv += 1
         return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])

@@ -1,0 +1,207 @@
+"""Live streams on the Qwen3-ASR engine at their real pace: how long a partial takes with 1 to 400 of them.
+
+    python -m tests.gpu.bench_live --size 0.6B --out results.json
+
+Weights are random, so the text is scripted: 3.5 tokens a second, and of the last hypothesis the first share ``acceptance``
+holds at each update and the rest is decoded anew. Every pass is computed in full before its tokens are replaced. Streams
+speak without a pause in utterances of 8 s; nothing is frozen, which is the dearest case. Audio comes every 320 ms, streams
+spread over that time. A partial is late from the moment its audio was there until the hypothesis for it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from shared.messages import Lane
+from tests.gpu.bench_qwen3 import build, noise, release
+from worker.engines.base import SequenceRequest
+from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
+
+hugging: Any = transformers
+
+STREAMS = (1, 50, 100, 300, 400)
+ACCEPTANCE = (0.0, 0.5, 0.8)
+TOKENS_PER_SECOND = 3.5
+UTTERANCE_SAMPLES = 8 * 16_000
+HOP_SECONDS = LIVE_HOP / 16_000
+SOUND = noise(20.0)
+
+
+class Script:
+    """What each row says, as ``CatchUp.script`` wants it."""
+
+    def __init__(self, acceptance: float, eos: int) -> None:
+        self._acceptance = acceptance
+        self._eos = eos
+        self._plans: dict[int, list[int]] = {}
+        self._random = random.Random(0)
+
+    def __call__(self, row: Qwen3Sequence, count: int) -> list[int]:
+        if row.draft or not row.tokens:
+            self._plans[id(row)] = self._plan(row)
+        plan = self._plans[id(row)]
+        at = len(row.tokens)
+        return [*plan[at : at + count], *[self._eos] * (count - len(plan[at : at + count]))]
+
+    def _plan(self, row: Qwen3Sequence) -> list[int]:
+        wanted = int(TOKENS_PER_SECOND * row.heard / 16_000)
+        kept = list(row.draft[: int(self._acceptance * len(row.draft))])
+        while len(kept) < wanted:
+            before = row.draft[len(kept)] if len(kept) < len(row.draft) else -1
+            kept.append(self._random.choice([token for token in self._random.sample(range(250), 2) if token != before]))
+        return kept[:wanted] if wanted else kept
+
+
+@dataclass
+class Stream:
+    row: Qwen3Sequence
+    due: float
+    """When its next audio is there."""
+    waiting: list[tuple[float, int]] = field(default_factory=list)
+    """(when audio was there, samples with it) of partials that have not come."""
+
+
+@dataclass
+class Load:
+    engine: Qwen3Engine
+    streams: int
+    acceptance: float
+    latencies: list[float] = field(default_factory=list)
+    busy: float = 0.0
+    steps: int = 0
+    ending: list[Qwen3Sequence] = field(default_factory=list)
+    numbers: Any = field(default_factory=itertools.count)
+
+    def open(self, length: int) -> Qwen3Sequence:
+        row = self.engine.open(SequenceRequest(f"live{next(self.numbers)}", Lane.LIVE, language="en", partials=True))
+        self.engine.feed(row, SOUND[:length].copy())
+        return row
+
+    def run(self, seconds: float) -> dict[str, float]:
+        eos = self.engine._vocabulary.turn_end
+        self.engine._catch_up.script = Script(self.acceptance, eos)
+        spread = [n * 0.618034 % 1 for n in range(self.streams)]
+        ages = [LIVE_HOP * (2 + int(share * (UTTERANCE_SAMPLES / LIVE_HOP - 2))) for share in spread]
+        streams = [Stream(self.open(age), 0.0) for age in ages]
+        while ready := [s.row for s in streams if s.row.ready]:
+            self.engine.step(ready, 0)
+        begun = time.perf_counter()
+        for n, stream in enumerate(streams):
+            stream.due = begun + HOP_SECONDS * (n / self.streams)
+        warm = begun + 1.5
+        while (now := time.perf_counter()) < begun + 1.5 + seconds:
+            self.hear(streams, now)
+            rows = self.rows(streams)
+            if not rows:
+                time.sleep(max(0.0, min(s.due for s in streams) - time.perf_counter()))
+                continue
+            began = time.perf_counter()
+            self.engine.step(rows, 0)
+            ended = time.perf_counter()
+            if began > warm:
+                self.busy += ended - began
+                self.steps += 1
+            self.collect(streams, ended, warm)
+        # Partials that never came are as late as the end.
+        self.latencies += [time.perf_counter() - due for s in streams for due, _ in s.waiting if due > warm]
+        for row in (*self.ending, *(s.row for s in streams)):
+            self.engine.cancel(row)
+        self.engine._catch_up.script = None
+        ranked = sorted(self.latencies)
+        return {
+            "p50 ms": statistics.median(ranked) * 1e3,
+            "p95 ms": ranked[int(0.95 * (len(ranked) - 1))] * 1e3,
+            "busy": self.busy / seconds,
+            "partials": len(ranked),
+            "ms a step": self.busy / max(1, self.steps) * 1e3,
+        }
+
+    def hear(self, streams: list[Stream], now: float) -> None:
+        for stream in streams:
+            while stream.due <= now:
+                at = stream.row.samples.length
+                if at + LIVE_HOP > UTTERANCE_SAMPLES and not stream.waiting:
+                    self.engine.finish(stream.row)
+                    self.ending.append(stream.row)
+                    stream.row, at = self.open(0), 0
+                self.engine.feed(stream.row, SOUND[at : at + LIVE_HOP].copy())
+                if at + LIVE_HOP >= 8_000:
+                    stream.waiting.append((stream.due, at + LIVE_HOP))
+                stream.due += HOP_SECONDS
+
+    def rows(self, streams: list[Stream]) -> list[Qwen3Sequence]:
+        live = sorted((s for s in streams if s.row.ready), key=lambda s: s.waiting[0][0] if s.waiting else 0.0)
+        self.ending = [row for row in self.ending if not row.closed]
+        return [*self.ending, *(s.row for s in live)]
+
+    def collect(self, streams: list[Stream], now: float, warm: float) -> None:
+        for stream in streams:
+            while stream.waiting and stream.row.settled and stream.row.heard >= stream.waiting[0][1]:
+                due, _ = stream.waiting.pop(0)
+                if due > warm:
+                    self.latencies.append(now - due)
+
+
+def kernels(load: Load, seconds: float) -> dict[str, float]:
+    """Share of the time in which the GPU works, by kind of kernel, with the profiler on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        begun = time.perf_counter()
+        load.run(seconds)
+        wall = time.perf_counter() - begun
+    rows = sorted(trace.key_averages(), key=lambda row: -row.self_device_time_total)
+    out = {"all": sum(row.self_device_time_total for row in rows) / 1e6 / wall}
+    return out | {row.key[:70]: row.self_device_time_total / 1e6 / wall for row in rows[:14]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="0.6B")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
+    parser.add_argument("--acceptance", type=float, nargs="+", default=list(ACCEPTANCE))
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    cuda = options.device == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    results: dict[str, Any] = {"card": torch.cuda.get_device_name() if cuda else "CPU", "runs": []}
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder), options.size, options.device, dtype)
+        release()
+        begun = time.perf_counter()
+        engine = Qwen3Engine(folder, device=options.device, dtype=dtype, max_slots=max(options.streams) + 32)
+        results["slots"] = engine.load(lambda phase, fraction: None).slots
+        results["load s"] = time.perf_counter() - begun
+        print(results, f"torch {torch.__version__}, transformers {hugging.__version__}, {dtype}", flush=True)
+        for acceptance in options.acceptance:
+            for streams in options.streams:
+                found = Load(engine, streams, acceptance).run(options.seconds)
+                results["runs"].append({"streams": streams, "acceptance": acceptance, **found})
+                print(streams, acceptance, {k: round(v, 2) for k, v in found.items()}, flush=True)
+        if options.profile:
+            results["kernels"] = kernels(Load(engine, options.streams[-1], options.acceptance[-1]), 2.0)
+            for name, share in results["kernels"].items():
+                print(f"{share:.3f} {name}")
+        results["memory MB"] = engine.device_memory / 2**20
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
