@@ -23,6 +23,7 @@ from tests.speech import DATA, NAMES, clip, encode, resample, silence, transcrip
 
 KEY = "a-key-of-the-operator"
 SHORT = "librivox-0880"
+QUICK = ("librivox-0870", "librivox-0930", "jfk")
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 DELTA = "conversation.item.input_audio_transcription.delta"
 COMMITTED = "input_audio_buffer.committed"
@@ -137,7 +138,7 @@ async def test_turns_of_the_server_at_the_pace_of_speech(server: Server, name: s
     assert word_errors(transcripts()[name], transcript(events)) <= heard_by_file(server, name) + 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:4])])
 async def test_words_of_every_clip(server: Server, name: str) -> None:
     async with sdk(server) as client, client.realtime.connect(model=MODEL) as connection:
         for piece in pieces(pcm(name, 24_000), 4_800):

@@ -171,9 +171,9 @@ def _live(engine: EmbeddedEngine) -> EmbeddedSequence:
     return engine.open(SequenceRequest("a", Lane.LIVE, partials=True))
 
 
-def test_the_first_hypothesis_comes_after_320_ms(engine: EmbeddedEngine) -> None:
+def test_the_first_hypothesis_comes_after_800_ms(engine: EmbeddedEngine) -> None:
     row = _live(engine)
-    engine.feed(row, clip("jfk")[6000 : 6000 + 5119])
+    engine.feed(row, clip("jfk")[6000 : 6000 + 12_799])
     assert not row.ready
     engine.feed(row, clip("jfk")[:1])
     assert row.ready

@@ -796,7 +796,7 @@ class Talk:
 
 
 @given(steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_manual_commits_get_exactly_their_words(chosen: list[Any]) -> None:
     talk = Talk(automatic=False)
     for step in chosen:
@@ -821,7 +821,7 @@ def test_automatic_turns_lose_nothing_that_was_not_cleared(chosen: list[Any]) ->
 
 
 @given(steps)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_change_of_mode_loses_and_doubles_nothing(chosen: list[Any]) -> None:
     talk = Talk(automatic=True)
     for step in chosen:

@@ -50,6 +50,8 @@ MAX_STEP_S = 30.0
 
 HYPOTHESIS_S = 0.32
 """New audio before a hypothesis is worth a decode …"""
+FIRST_HYPOTHESIS_S = 0.8
+"""The first one waits longer: with the pre-roll this is half a second of speech. Of less the model makes words up ("You.")."""
 HYPOTHESIS_DECODES = 3
 """… and at least this many times what the last decode took, so that one stream leaves time for others."""
 STREAMS_PER_DECODER = 3
@@ -83,7 +85,7 @@ class EmbeddedSequence(BufferedSequence):
     """What the last decode heard."""
     repeated: bool = False
     """Whether a run-away was cut out of it."""
-    pace: int = samples(HYPOTHESIS_S)
+    pace: int = samples(FIRST_HYPOTHESIS_S)
     """Samples of new audio before the next hypothesis."""
     closed: bool = False
 

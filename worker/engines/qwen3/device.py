@@ -49,6 +49,7 @@ def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 
         # The convolutions see as many batch sizes as there are seconds in a group; searching for the best kernel at each
         # new one would stall a live step, and the heuristic choice is close.
         torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.matmul.allow_tf32 = dtype is not torch.float32
         torch.backends.cudnn.allow_tf32 = dtype is not torch.float32
     claim_threads(chosen)

@@ -31,11 +31,10 @@ from worker.engines.base import (
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
 from worker.engines.qwen3.aligner import ForcedAligner
-from worker.engines.qwen3.catch_up import GRAPH_WIDTHS, CatchUp
+from worker.engines.qwen3.catch_up import CatchUp, fits_a_recording, width_class
 from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
-from worker.engines.qwen3.graphs import bucket
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.sampling import greedy, sampled, unpack
 from worker.engines.qwen3.sequence import Qwen3Sequence
@@ -161,9 +160,12 @@ class Qwen3Engine:
         report("warming", 0.0)
         if self._device.cuda and self._graphs:
             pool = torch.cuda.graph_pool_handle()
+            # Its attention is the fastest, but it makes a plan for every new shape, which only a recording can afford.
+            torch.backends.cuda.enable_cudnn_sdp(True)
             self._stepper.record(pool, lambda share: report("warming", 0.4 * share))
             self._catch_up.record(pool, lambda share: report("warming", 0.4 + 0.2 * share))
             self.encoder.record(pool, lambda share: report("warming", 0.6 + 0.2 * share))
+            torch.backends.cuda.enable_cudnn_sdp(False)
         seconds = (0.5, 4.0, 8.0, 30.0) if self._device.cuda else (1.0,)
         noise = torch.Generator().manual_seed(0)
         for count, duration in enumerate(seconds):
@@ -264,17 +266,33 @@ class Qwen3Engine:
         return behind[0].lane == current[0].lane or not self._last_was_catch_up
 
     def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
-        """Rows of one kind (fresh slot or not) and one lane side, in order, as many as the bound allows."""
+        """Rows that are computed together with the first, in order: calls among themselves, of about one width.
+
+        A short row beside a long one would cost as much as the long one, and what is wide has no recorded pass.
+        """
         first = behind[0]
-        bound = GROUP_POSITIONS.get(self._device.where.type, 1024) // (1 if first.kv == 0 else 2)
+        width = width_class(first.cost())
+        alike = [row for row in behind if (row.lane is Lane.LIVE) == (first.lane is Lane.LIVE)]
+        if width is None:
+            return self._wide_group([row for row in alike if width_class(row.cost()) is None])
+        group: list[Qwen3Sequence] = []
+        for row in alike:
+            if width_class(row.cost()) == width:
+                group.append(row)
+                if not fits_a_recording(len(group) + 1, width):
+                    break
+        return group
+
+    def _wide_group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
+        """Fresh slots or used ones, as many as the bound allows."""
+        first = behind[0]
+        bound = GROUP_POSITIONS.get(self._device.where.type, 1024)
         group, widest = [first], first.cost()
         for row in behind[1:]:
-            same = (row.kv == 0) == (first.kv == 0) and (row.lane is Lane.LIVE) == (first.lane is Lane.LIVE)
-            # Rows of about one width: a short one beside a long one would cost as much as the long one.
-            same = same and (first.kv == 0 or bucket(GRAPH_WIDTHS, row.cost()) == bucket(GRAPH_WIDTHS, first.cost()))
-            if same and (len(group) + 1) * max(widest, row.cost()) <= bound:
+            wider = max(widest, row.cost())
+            if (row.kv == 0) == (first.kv == 0) and (len(group) + 1) * wider <= bound:
                 group.append(row)
-                widest = max(widest, row.cost())
+                widest = wider
         return group
 
     def _run_catch_up(self, group: list[Qwen3Sequence]) -> list[EngineEvent]:

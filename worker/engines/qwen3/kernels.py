@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 try:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[import-not-found, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
     triton = None
 
 
 if triton is not None:
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _split_heads(  # type: ignore[no-untyped-def]
         qkv, weight, cos, sin, positions, slots, queries, keys, values, n, length, eps,
-        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         token = tl.program_id(0).to(tl.int64)
         head = tl.program_id(1)
@@ -52,8 +52,8 @@ if triton is not None:
         else:
             tl.store(values + ((slot * KV_HEADS + head - HEADS - KV_HEADS) * length + position) * WIDTH + lane, x)
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _gated(both, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _gated(both, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
         token = tl.program_id(0).to(tl.int64)
         lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = lane < width
