@@ -240,7 +240,7 @@ class Endpointer:
         actions.append(End(utterance.number, end, cause, regions, spoken, announced))
         self._open = None
         self._window.clear()
-        self._floor = floor if floor is not None else max(end, utterance.fed - TAIL_SAMPLES)
+        self._floor = floor if floor is not None else max(end, utterance.fed)
         self._trim(self._floor)
         if floor is not None:
             actions += self._go_on(floor)
