@@ -164,7 +164,10 @@ class Worker:
                 self.send(StreamDone(command.generation, request_id, received // 2))
             case TranscribeFile():
                 total = max(1, -(-Path(command.path).stat().st_size // self.options.segment_bytes))
-                self.jobs[command.request_id] = (command, command.next_index, total)
+                if command.next_index >= total:  # an earlier worker died between its last segment and its last word
+                    self._done(command.request_id, total)
+                else:
+                    self.jobs[command.request_id] = (command, command.next_index, total)
             case Cancel(request_id=request_id):
                 if self.jobs.pop(request_id, None) is not None:
                     self.send(Failed(command.generation, request_id, "cancelled", "The caller left."))
@@ -211,7 +214,10 @@ class Worker:
             self.jobs[request_id] = (command, index + 1, total)
             return
         del self.jobs[request_id]
-        self.send(FileDone(options.generation, request_id, total * SAMPLE_RATE, "en", FileTimings(1, 1, 1)))
+        self._done(request_id, total)
+
+    def _done(self, request_id: str, total: int) -> None:
+        self.send(FileDone(self.options.generation, request_id, total * SAMPLE_RATE, "en", FileTimings(1, 1, 1)))
 
 
 def main() -> None:
