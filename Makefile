@@ -23,7 +23,7 @@ run: $(RUNTIME) ## serve on 127.0.0.1:8000 (NAPSCRIBE_HOST, NAPSCRIBE_PORT)
 	@$(BIN)/napscribe serve
 
 test: $(DEV) ## every test that needs neither minutes nor a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=10
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses=3 --dist=loadfile --durations=10
 
 slow: $(DEV) ## long files, real-time pace, long chaos
 	$(BIN)/python -m pytest -m slow --timeout=900 --durations=10
