@@ -101,6 +101,7 @@ class WorkerProcess:
 
         ears = LiveAudio(self._generation, self._inbox.emit, tell, vad, capabilities.max_segment_s, self._recorder)
         scheduler.connect(ears.final_said)
+        self._inbox.announce(scheduler.expect)
         self._inbox.hear(ears.give)
         self._audio_age = lambda: max(feeder.age_ns(), ears.age_ns())
         feeder.start()

@@ -17,7 +17,7 @@ import zmq
 from shared.codec import Buffer, decode_command, encode
 from shared.errors import ProtocolError
 from shared.journal import log
-from shared.messages import PROTOCOL_VERSION, Command, Event, Hello, Ping, Pong, Stop
+from shared.messages import PROTOCOL_VERSION, Command, Event, Hello, Ping, Pong, Stop, TranscribeFile
 from shared.streams import AudioBatch, StreamAudio, StreamCommand
 
 HIGH_WATER_MARK = 1000
@@ -54,6 +54,7 @@ class Inbox:
         self._pulse = pulse
         self._commands: collections.deque[Command] = collections.deque()
         self._ears: Callable[[Command, Buffer], None] | None = None
+        self._files: Callable[[TranscribeFile], None] | None = None
         self._outbox: collections.deque[list[Buffer]] = collections.deque()
         self._room = threading.Semaphore(MAX_WAITING)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -74,6 +75,10 @@ class Inbox:
     def hear(self, ears: Callable[[Command, Buffer], None]) -> None:
         """Where commands of live streams go, straight from the socket. Once, before ``Ready`` is said."""
         self._ears = ears
+
+    def announce(self, files: Callable[[TranscribeFile], None]) -> None:
+        """Who is told of a file at once, on the socket thread, before ``take`` gives its command. Once, before ``Ready`` is said."""
+        self._files = files
 
     def take(self) -> list[Command]:
         """All other commands that have come, in order of arrival."""
@@ -134,6 +139,8 @@ class Inbox:
             if isinstance(command, StreamCommand) and self._ears is not None:
                 self._ears(command, payload)
                 continue
+            if isinstance(command, TranscribeFile) and self._files is not None:
+                self._files(command)
             self._commands.append(command)
             self._bell.ring()
 

@@ -57,6 +57,8 @@ class Scheduler:
         """id() of a sequence in the rows at hand to its owner and its segment or utterance."""
         self._early_cancels: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._arrivals = 0
+        self._expected: dict[str, FileJob] = {}
+        """Files that the audio thread has, and whose command has not been handled yet."""
         self._last: Owner | None = None
         self._step_began_ns = 0
         self.steps = 0
@@ -70,6 +72,14 @@ class Scheduler:
     def connect(self, final_said: FinalSaid) -> None:
         """Once, before the first stream."""
         self._final_said = final_said
+
+    def expect(self, command: TranscribeFile) -> None:
+        """A file has come. The audio thread begins with it at once, so that its first segment is ready when the running step
+        ends: else a short file would wait for that step and a whole one more. Called by the socket thread, before ``handle``."""
+        self._arrivals += 1
+        job = FileJob(command, self._arrivals)
+        self._expected[job.id] = job
+        self._feeder.add(job)
 
     def tell(self, request_id: str, happening: Happening, arrival: Arrival | None) -> None:
         """Something happened on a live stream. Called by the ears; the caller rings the bell."""
@@ -97,14 +107,15 @@ class Scheduler:
                 self.stopped = True
 
     def _accept(self, command: TranscribeFile) -> None:
-        if command.request_id in self._early_cancels:
-            del self._early_cancels[command.request_id]
-            self._fail(command.request_id, Cancelled("The caller left."))
+        if command.request_id not in self._expected:
+            self.expect(command)
+        job = self._expected.pop(command.request_id)
+        if job.id in self._early_cancels:
+            del self._early_cancels[job.id]
+            self._feeder.drop(job)
+            self._fail(job.id, Cancelled("The caller left."))
             return
-        self._arrivals += 1
-        job = FileJob(command, self._arrivals)
         self._jobs[job.id] = job
-        self._feeder.add(job)
 
     def _cancel(self, request_id: str) -> None:
         job, stream = self._jobs.get(request_id), self._streams.get(request_id)

@@ -4,7 +4,8 @@
 
 Weights are random, so the text is scripted: 3.5 tokens a second, and of the last hypothesis the first share ``acceptance``
 holds at each update and the rest is decoded anew. Every pass is computed in full before its tokens are replaced. Streams
-speak without a pause in utterances of 8 s; nothing is frozen, which is the dearest case. Audio comes every 320 ms, streams
+speak without a pause in utterances of 8 s. Words on which two hypotheses in a row agree are frozen, as a call does it
+(``--no-freeze``: nothing is; the dearest case). Audio comes every 320 ms, streams
 spread over that time. A partial is late from the moment its audio was there until the hypothesis for it is complete.
 """
 
@@ -26,9 +27,11 @@ import transformers
 
 from shared.messages import Lane
 from tests.gpu.bench_qwen3 import build, noise, release
-from worker.engines.base import SequenceRequest
+from worker.engines.base import EngineEvent, Hypothesis, SequenceRequest
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
+from worker.engines.qwen3.vocabulary import Vocabulary
+from worker.stabilizer import Stabilizer
 
 hugging: Any = transformers
 
@@ -43,26 +46,30 @@ SOUND = noise(20.0)
 class Script:
     """What each row says, as ``CatchUp.script`` wants it."""
 
-    def __init__(self, acceptance: float, eos: int) -> None:
+    def __init__(self, acceptance: float, vocabulary: Vocabulary) -> None:
         self._acceptance = acceptance
-        self._eos = eos
-        self._plans: dict[int, list[int]] = {}
+        self._eos = vocabulary.turn_end
+        self._plans: dict[int, tuple[int, list[int]]] = {}
+        """By row: tokens that were frozen when the plan was made, and the tokens that follow."""
         self._random = random.Random(0)
+        self._space, *self._letters = vocabulary.encode(" abcdefghijklmnopqrstuvwxyz")
 
     def __call__(self, row: Qwen3Sequence, count: int) -> list[int]:
         if row.draft or not row.tokens:
-            self._plans[id(row)] = self._plan(row)
-        plan = self._plans[id(row)]
-        at = len(row.tokens)
+            self._plans[id(row)] = len(row._frozen), self._plan(row)
+        said, plan = self._plans[id(row)]
+        at = len(row._frozen) + len(row.tokens) - said
         return [*plan[at : at + count], *[self._eos] * (count - len(plan[at : at + count]))]
 
     def _plan(self, row: Qwen3Sequence) -> list[int]:
-        wanted = int(TOKENS_PER_SECOND * row.heard / 16_000)
+        said = len(row._frozen)
+        wanted = max(0, int(TOKENS_PER_SECOND * row.heard / 16_000) - said)
         kept = list(row.draft[: int(self._acceptance * len(row.draft))])
         while len(kept) < wanted:
             before = row.draft[len(kept)] if len(kept) < len(row.draft) else -1
-            kept.append(self._random.choice([token for token in self._random.sample(range(250), 2) if token != before]))
-        return kept[:wanted] if wanted else kept
+            new = next(token for token in self._random.sample(self._letters, 2) if token != before)
+            kept.append(self._space if (said + len(kept)) % 2 else new)
+        return kept[:wanted]
 
 
 @dataclass
@@ -72,6 +79,7 @@ class Stream:
     """When its next audio is there."""
     waiting: list[tuple[float, int]] = field(default_factory=list)
     """(when audio was there, samples with it) of partials that have not come."""
+    stabilizer: Stabilizer = field(default_factory=Stabilizer)
 
 
 @dataclass
@@ -79,6 +87,7 @@ class Load:
     engine: Qwen3Engine
     streams: int
     acceptance: float
+    freeze: bool = True
     latencies: list[float] = field(default_factory=list)
     busy: float = 0.0
     steps: int = 0
@@ -91,8 +100,7 @@ class Load:
         return row
 
     def run(self, seconds: float) -> dict[str, float]:
-        eos = self.engine._vocabulary.turn_end
-        self.engine._catch_up.script = Script(self.acceptance, eos)
+        self.engine._catch_up.script = Script(self.acceptance, self.engine._vocabulary)
         spread = [n * 0.618034 % 1 for n in range(self.streams)]
         ages = [LIVE_HOP * (2 + int(share * (UTTERANCE_SAMPLES / LIVE_HOP - 2))) for share in spread]
         streams = [Stream(self.open(age), 0.0) for age in ages]
@@ -109,8 +117,9 @@ class Load:
                 time.sleep(max(0.0, min(s.due for s in streams) - time.perf_counter()))
                 continue
             began = time.perf_counter()
-            self.engine.step(rows, 0)
+            events = self.engine.step(rows, 0)
             ended = time.perf_counter()
+            self.settle(streams, events)
             if began > warm:
                 self.busy += ended - began
                 self.steps += 1
@@ -136,11 +145,20 @@ class Load:
                 if at + LIVE_HOP > UTTERANCE_SAMPLES and not stream.waiting:
                     self.engine.finish(stream.row)
                     self.ending.append(stream.row)
-                    stream.row, at = self.open(0), 0
+                    stream.row, at, stream.stabilizer = self.open(0), 0, Stabilizer()
                 self.engine.feed(stream.row, SOUND[at : at + LIVE_HOP].copy())
                 if at + LIVE_HOP >= 8_000:
                     stream.waiting.append((stream.due, at + LIVE_HOP))
                 stream.due += HOP_SECONDS
+
+    def settle(self, streams: list[Stream], events: list[EngineEvent]) -> None:
+        """As a call does it: what is certain is frozen."""
+        if not self.freeze:
+            return
+        told = {id(event.sequence): event.text for event in events if isinstance(event, Hypothesis)}
+        for stream in streams:
+            if (text := told.get(id(stream.row))) and stream.stabilizer.hypothesis(text):
+                self.engine.freeze(stream.row, stream.stabilizer.said)
 
     def rows(self, streams: list[Stream]) -> list[Qwen3Sequence]:
         live = sorted((s for s in streams if s.row.ready), key=lambda s: s.waiting[0][0] if s.waiting else 0.0)
@@ -178,6 +196,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     parser.add_argument("--acceptance", type=float, nargs="+", default=list(ACCEPTANCE))
+    parser.add_argument("--no-freeze", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -194,7 +213,7 @@ def main() -> None:
         print(results, f"torch {torch.__version__}, transformers {hugging.__version__}, {dtype}", flush=True)
         for acceptance in options.acceptance:
             for streams in options.streams:
-                found = Load(engine, streams, acceptance).run(options.seconds)
+                found = Load(engine, streams, acceptance, not options.no_freeze).run(options.seconds)
                 results["runs"].append({"streams": streams, "acceptance": acceptance, **found})
                 print(streams, acceptance, {k: round(v, 2) for k, v in found.items()}, flush=True)
         if options.profile:

@@ -58,7 +58,7 @@ def test_requests_that_hit_the_moment_of_leaving(tmp_path: Path) -> None:
     """With an idle time of nothing, every request meets a worker that is about to go, is going, or is gone."""
     path = recording(tmp_path, 1)
     with serving(worker=FAKE, idle_seconds=0) as server:
-        for pause in range(24):
+        for pause in range(16):
             answer = server.transcribe(path)
             assert (answer.status_code, answer.json().get("text")) == (200, "w0"), answer.text
             time.sleep(pause % 8 * 0.005)

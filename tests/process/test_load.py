@@ -70,16 +70,18 @@ def memory(server: Server, what: str) -> float:
 
 async def test_two_hundred_uploads_at_once() -> None:
     """Small ones and streams go to one lane, and three times the lane's bound come at once."""
-    body = bytes(300_000)
-    with serving(worker=f"{FAKE} --segment-bytes 100000 --segment-s 0.002", idle_seconds=1) as server:
+    body = bytes(1_000_000)
+    with serving(worker=f"{FAKE} --segment-bytes 400000 --segment-s 0.002", idle_seconds=1) as server:
         idle, private = memory(server, "VmRSS"), memory(server, "RssAnon")
         answers = [answer for _ in range(2) for answer in await storm(server, body)]
         warm = memory(server, "VmRSS")
         with pulse(server) as times:
             answers += await storm(server, body)
             took = sorted(times())
-        assert memory(server, "VmRSS") <= warm + WARM_GROWTH_MIB
-        assert memory(server, "VmHWM") <= idle + PEAK_MIB
+        after, peak = memory(server, "VmRSS"), memory(server, "VmHWM")
+        print(f"idle {idle:.0f}, warm {warm:.0f}, after {after:.0f}, peak {peak:.0f} MiB; worst /health {took[-1]:.0f} ms")
+        assert after <= warm + WARM_GROWTH_MIB
+        assert peak <= idle + PEAK_MIB
         check_answers(answers)
         assert len(took) >= 20
         assert took[round(0.99 * len(took)) - 1] <= HEALTH_MS * GUARD

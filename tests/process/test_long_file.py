@@ -100,5 +100,6 @@ def test_long_file(tmp_path: Path, minutes: int) -> None:
         assert server.worker_pid() == worker
     print(f"{minutes} min: first delta {heard.first_delta_s:.2f} s, growth {growth:.0f} MiB, {heard.deltas} deltas")
     assert missing(list(NAMES) * 2 * laps, heard.text) == []
+    assert words(heard.text)[-4:] == words(transcripts()[NAMES[-1]])[-4:], "cut off at the end"
     assert heard.first_delta_s <= FIRST_DELTA_SECONDS * GUARD
     assert growth <= GROWTH_MIB

@@ -140,6 +140,10 @@ class CatchUp:
             starts = torch.full((rows,), decoder.scratch, device=decoder.device)
             self._graphs.record((rows, width, span), (embeddings, slots, starts), _extend(decoder, span))
 
+    def width_class(self, width: int) -> int | None:
+        """Which width a row is padded to in a recorded pass; None where it is too wide for one, or none is recorded."""
+        return bucket(_GRAPH_WIDTHS, width) if self._graphs else None
+
     def _shape(self, rows: int, width: int, reach: int) -> tuple[int, int, int] | None:
         """Of the recorded pass that would do."""
         if self._graphs is None:
@@ -173,11 +177,6 @@ class CatchUp:
 
 def _extend(decoder: Decoder, span: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda embeddings, slots, starts: decoder.extend(embeddings, slots, starts, span)
-
-
-def width_class(width: int) -> int | None:
-    """Which width a row is padded to in a recorded pass; None where it is too wide for one."""
-    return bucket(_GRAPH_WIDTHS, width)
 
 
 def fits_a_recording(rows: int, width: int) -> bool:

@@ -31,7 +31,7 @@ from worker.engines.base import (
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
 from worker.engines.qwen3.aligner import ForcedAligner
-from worker.engines.qwen3.catch_up import CatchUp, fits_a_recording, width_class
+from worker.engines.qwen3.catch_up import CatchUp, fits_a_recording
 from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
@@ -237,22 +237,28 @@ class Qwen3Engine:
         devices.claim_threads(self._device)
         mine = [row for row in map(_own, rows) if row.ready]
         events = self._end_all([row for row in mine if row.done])
-        seated = [row for row in mine if not (row.closed or row.done) and self._admit(row, events)]
-        behind = [row for row in seated if row.slot is not None and row.behind]
-        current = [row for row in seated if row.slot is not None and not row.behind]
+        seated = [row for row in mine if not (row.closed or row.done) and self._table.seat(row)]
+        behind: list[Qwen3Sequence] = []
+        current: list[Qwen3Sequence] = []
+        for row in seated:
+            # A seat may have been taken from a row of a lower lane since.
+            if row.slot is not None:
+                (behind if row.behind else current).append(row)
         if behind and self._catch_up_first(behind, current):
             self._last_was_catch_up, self._decodes = True, 0
-            events += self._run_catch_up(self._group(behind))
+            group = [row for row in self._group(behind) if self._fits(row, events)]
+            events += self._run_catch_up(group) if group else []
         elif current:
             self._last_was_catch_up, self._decodes = False, self._decodes + 1
             events += self._run_decode(current)
         return events
 
-    def _admit(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
+    def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
+        """Whether its sound and some text have room in a slot; else it fails."""
         if row.audio_due and row.kv + row.cost() + MIN_ANSWER > self.decoder.scratch:
             events.append(self._fail(row, _too_long()))
             return False
-        return self._table.seat(row)
+        return True
 
     def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> bool:
         """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher.
@@ -271,28 +277,21 @@ class Qwen3Engine:
         A short row beside a long one would cost as much as the long one, and what is wide has no recorded pass.
         """
         first = behind[0]
-        width = width_class(first.cost())
-        alike = [row for row in behind if (row.lane is Lane.LIVE) == (first.lane is Lane.LIVE)]
-        if width is None:
-            return self._wide_group([row for row in alike if width_class(row.cost()) is None])
-        group: list[Qwen3Sequence] = []
-        for row in alike:
-            if width_class(row.cost()) == width:
-                group.append(row)
-                if not fits_a_recording(len(group) + 1, width):
-                    break
-        return group
-
-    def _wide_group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
-        """Fresh slots or used ones, as many as the bound allows."""
-        first = behind[0]
+        live, widest = first.lane is Lane.LIVE, first.cost()
+        width = self._catch_up.width_class(widest)
         bound = GROUP_POSITIONS.get(self._device.where.type, 1024)
-        group, widest = [first], first.cost()
+        group = [first]
         for row in behind[1:]:
-            wider = max(widest, row.cost())
-            if (row.kv == 0) == (first.kv == 0) and (len(group) + 1) * wider <= bound:
-                group.append(row)
-                widest = wider
+            if width is not None and not fits_a_recording(len(group) + 1, width):
+                break
+            cost = row.cost()
+            if (row.lane is Lane.LIVE) != live or self._catch_up.width_class(cost) != width:
+                continue
+            if width is None:
+                if (row.kv == 0) != (first.kv == 0) or (len(group) + 1) * max(widest, cost) > bound:
+                    continue
+                widest = max(widest, cost)
+            group.append(row)
         return group
 
     def _run_catch_up(self, group: list[Qwen3Sequence]) -> list[EngineEvent]:

@@ -9,8 +9,7 @@ ones (a character more than 20 times, a pattern at least 20 times) where a patte
 from __future__ import annotations
 
 import zlib
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 CHECK_EVERY = 8
@@ -34,35 +33,21 @@ class Runaway:
     keep: int
 
 
-class HoldBack:
-    """How much of a growing sequence may be shown: everything up to the third repeat of a pattern that is still going on.
+def visible(tokens: Sequence[int]) -> int:
+    """How many of the tokens may be shown: all up to the third repeat of a pattern that is still going on.
 
-    What it lets out is never more than what ``find_runaway`` keeps of the same run, so nothing shown is ever taken back.
-    A push costs as much as there are equal tokens among the last ones: next to nothing in speech.
+    Never more than what ``find_runaway`` keeps of the same run later, so nothing shown is ever taken back. Costs next to
+    nothing where the last token is none of those before it.
     """
-
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._recent: deque[int] = deque(maxlen=_MAX_PERIOD)
-        self._matches: dict[int, int] = {}
-        """By period, how many tokens up to now equal the one that long before them; the zeros are left out."""
-        self._count = 0
-        for token in tokens:
-            self.push(token)
-
-    def push(self, token: int) -> None:
-        before, self._matches = self._matches, {}
-        if token in self._recent:
-            for period, earlier in enumerate(reversed(self._recent), start=1):
-                if earlier == token:
-                    self._matches[period] = before.get(period, 0) + 1
-        self._recent.append(token)
-        self._count += 1
-
-    @property
-    def visible(self) -> int:
-        """Tokens from the start that may be shown."""
-        held = (matches - period for period, matches in self._matches.items() if matches > period)
-        return self._count - max(held, default=0)
+    length = len(tokens)
+    last = tokens[-1] if tokens else -1
+    shown = length
+    for period in range(1, min(_MAX_PERIOD, (length - 1) // 2) + 1):
+        if tokens[length - 1 - period] == last:
+            start = _start_of_run(tokens, period)
+            if length - start > 2 * period:
+                shown = min(shown, start + KEPT_REPEATS * period)
+    return shown
 
 
 def find_runaway(tokens: Sequence[int], text_of: Sequence[bytes]) -> Runaway | None:

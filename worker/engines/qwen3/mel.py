@@ -18,6 +18,8 @@ from worker.engines.base import Audio
 from worker.engines.qwen3 import geometry
 
 _TINY = 1e-10
+_ROWS_ROUNDED = 8
+_LENGTH_ROUNDED = 16_000
 _RANGE = 8.0
 """Of log10 power: 80 dB."""
 
@@ -63,27 +65,37 @@ class LogMel:
         )
         power = self._bank @ (spectrum.abs() ** 2)
         log_power = power.clamp_(min=_TINY).log10_()
-        count = torch.tensor(frames).to(self._device, non_blocking=True)
+        count = torch.tensor([*frames, *[0] * (len(samples) - len(frames))]).to(self._device, non_blocking=True)
         inside = torch.arange(log_power.shape[-1], device=self._device) < count[:, None]
         inside = inside[:, None]
         running = log_power.masked_fill(~inside, -torch.inf).amax(dim=(1, 2))
         if any(before is not None for before in loudest):
             quiet = torch.full_like(running[0], -torch.inf)
-            running = torch.maximum(running, torch.stack([quiet if b is None else b for b in loudest]))
+            earlier = [quiet if b is None else b for b in loudest]
+            running = torch.maximum(running, torch.stack(earlier + [quiet] * (len(samples) - len(clips))))
         floored = torch.maximum(log_power, running[:, None, None] - _RANGE)
         features = ((floored + 4.0) / 4.0).masked_fill_(~inside, 0.0)
         missing = -features.shape[-1] % geometry.WINDOW_FRAMES
-        return MelBatch(torch.nn.functional.pad(features, (0, missing)), running)
+        return MelBatch(torch.nn.functional.pad(features, (0, missing))[: len(clips)], running[: len(clips)])
 
     def _upload(self, clips: Sequence[Audio]) -> Tensor:
-        """One padded batch on the device. On CUDA the copy is asynchronous; the step's single sync protects the buffer."""
-        shape = len(clips), max(len(clip) for clip in clips)
+        """One padded batch on the device. On CUDA the copy is asynchronous; the step's single sync protects the buffer.
+
+        There both sizes are rounded up, and the rows that fill are silent: cuFFT makes a plan for every new shape.
+        """
+        rows, length = len(clips), max(len(clip) for clip in clips)
+        if self._device.type == "cuda":
+            rows = rows if rows < _ROWS_ROUNDED else -(-rows // _ROWS_ROUNDED) * _ROWS_ROUNDED
+            length = -(-(length + geometry.HOP - geometry.FFT) // _LENGTH_ROUNDED) * _LENGTH_ROUNDED
+            length += geometry.FFT - geometry.HOP
+        shape = rows, length
         needed = shape[0] * shape[1]
         if self._staging.numel() < needed:
             self._staging = torch.zeros(needed, pin_memory=self._device.type == "cuda")
         batch = self._staging[:needed].view(shape)
         host = batch.numpy()
-        for row, clip in zip(host, clips, strict=True):
+        for row, clip in zip(host, clips, strict=False):
             row[: len(clip)] = clip
             row[len(clip) :] = 0.0
+        host[len(clips) :] = 0.0
         return batch.to(self._device, non_blocking=True) if self._device.type == "cuda" else batch

@@ -21,7 +21,7 @@ from worker.engines.base import Final, SequenceRequest
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
 from worker.engines.qwen3.border import border
-from worker.engines.qwen3.guard import CHECK_EVERY, HoldBack, find_runaway
+from worker.engines.qwen3.guard import CHECK_EVERY, find_runaway, visible
 from worker.engines.qwen3.parse import OutputParser
 from worker.engines.qwen3.prompt import Prompt, build_prompt, prefix_tokens
 from worker.engines.qwen3.vocabulary import Vocabulary
@@ -64,6 +64,8 @@ class Qwen3Sequence:
         """Running maximum of log power over the closed windows, for the mel floor."""
         self.heard = 0
         """Samples that the embeddings cover."""
+        self.audio_length = 0
+        """Tokens of sound that the embeddings cover."""
         self.finished = False
         self.closed = False
         self.slot: int | None = None
@@ -89,9 +91,6 @@ class Qwen3Sequence:
         forced = bool(self._language)
         self._parser = OutputParser(self._vocabulary, forced=forced, after=self._kept if forced else "")
         self._parser.extend(tokens)
-        self._hold = HoldBack([token for token, _, _ in self._frozen])
-        for token in tokens:
-            self._hold.push(token)
 
     # ------------------------------------------------------------ what the scheduler sees
 
@@ -138,11 +137,6 @@ class Qwen3Sequence:
         return self._prompt.head
 
     @property
-    def audio_length(self) -> int:
-        """Tokens of sound."""
-        return geometry.WINDOW_TOKENS * len(self.windows) + (0 if self.open_window is None else len(self.open_window))
-
-    @property
     def known_length(self) -> int:
         """Tokens before the next one, generated ones included."""
         return len(self._prompt.head) + self.audio_length + len(self._prompt.tail) + len(self.tokens)
@@ -175,6 +169,8 @@ class Qwen3Sequence:
         self.kv = min(self.kv, len(self.head) + geometry.WINDOW_TOKENS * len(self.windows))
         self.windows += windows
         self.open_window = open_window
+        self.audio_length = geometry.WINDOW_TOKENS * len(self.windows)
+        self.audio_length += 0 if open_window is None else open_window.shape[0]
         if windows or self.loudest is None:
             self.loudest = loudest
         self.heard = length
@@ -193,7 +189,6 @@ class Qwen3Sequence:
         self.scores.append(score)
         self._pieces.append(self._vocabulary.bytes_of(token))
         self._parser.push(token)
-        self._hold.push(token)
         count = len(self._frozen) + len(self.tokens)
         if token == self._vocabulary.text_tag and self._text_from == 0 and not self._language:
             self._text_from = len(self.tokens)
@@ -208,8 +203,7 @@ class Qwen3Sequence:
     def _kept_of_runaway(self) -> int | None:
         """If this is a run-away: how many of ``tokens`` were good, or have been shown."""
         before = len(self._frozen)
-        ids = [*(token for token, _, _ in self._frozen), *self.tokens]
-        found = find_runaway(ids, [*(piece for _, piece, _ in self._frozen), *self._pieces])
+        found = find_runaway(self._line(), [*(piece for _, piece, _ in self._frozen), *self._pieces])
         return None if found is None else max(found.keep, self._shown_tokens, before) - before
 
     def _fix_language(self) -> None:
@@ -298,27 +292,33 @@ class Qwen3Sequence:
     def news(self) -> str | None:
         """A hypothesis worth showing, taken note of as shown; None if there is none.
 
-        A complete text always is; one that is still being decoded only where it goes beyond what was shown last, or readers
-        would see the text shrink and grow again at every update of a call. What may be a run-away is held back.
+        Of an open utterance only a complete text is: who waits for two hypotheses to agree must not be told one twice, and
+        readers of a call would see the text shrink and grow again at every update. Where all sound is there, every token is
+        that goes beyond what was shown. What may be a run-away is held back.
         """
+        if not self.settled and not self.finished:
+            return None
         count = len(self._frozen) + len(self.tokens)
-        visible = count if self.settled else self._hold.visible
-        if visible < count:
-            return self._news_of(visible) if visible > self._shown_tokens else None
+        shown = count if self.settled else visible(self._line())
+        if shown < count:
+            return self._news_of(shown) if shown > self._shown_tokens else None
         text = self.text
         if not self.settled and len(text) <= self._shown:
             return None
         self._shown, self._shown_tokens = len(text), count
         return text
 
-    def _news_of(self, visible: int) -> str | None:
+    def _line(self) -> list[int]:
+        return [*(token for token, _, _ in self._frozen), *self.tokens] if self._frozen else self.tokens
+
+    def _news_of(self, count: int) -> str | None:
         """Text of so many tokens, frozen ones included, if it goes beyond what was shown."""
         forced = bool(self._language)
         parser = OutputParser(self._vocabulary, forced=forced, after=self._kept if forced else "")
-        text = parser.extend(self.tokens[: max(0, visible - len(self._frozen))]).text
+        text = parser.extend(self.tokens[: max(0, count - len(self._frozen))]).text
         if len(text) <= self._shown:
             return None
-        self._shown, self._shown_tokens = len(text), visible
+        self._shown, self._shown_tokens = len(text), count
         return text
 
     def final(self) -> Final:
