@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from granian.constants import Interfaces
 from granian.http import HTTP1Settings
@@ -18,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from gateway import console
+from gateway.address import url
 from gateway.auth import OPEN_PATHS, Guard, KeyRing
 from gateway.channel import Channel
 from gateway.context import RequestContext
@@ -42,10 +44,12 @@ from shared import journal
 from shared.errors import NapscribeError, ShuttingDown
 from shared.journal import log
 from shared.messages import Event, Failed, JobEvent
-from shared.settings import Settings
+from shared.settings import Settings, SettingsError
 from shared.streams import StreamEvent
 
+T = TypeVar("T")
 MIB = 1024 * 1024
+_RUN = "napscribe-run-"
 READ_BUFFER_BYTES = 65536
 """Of each connection. Granian's own 400 KiB make 200 uploads at once cost 80 MB."""
 CLOSE_SECONDS = 10.0
@@ -67,16 +71,27 @@ class Ground:
 def ground(settings: Settings) -> Iterator[Ground]:
     """Folders of this gateway, and the leftovers of dead ones swept. Raises OSError if they cannot be made."""
     journal.bind(process="gateway", pid=os.getpid())
-    with (
-        PrivateFolder(settings.runtime_dir, "napscribe-run-") as runtime,
-        contextlib.closing(Spool(settings.spool_dir, settings.spool_mb * MIB)) as spool,
-        _latency_log(settings.latency_log) as latency,
-    ):
+    model = served_model(settings.model)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(
+            _named("NAPSCRIBE_RUNTIME_DIR", lambda: PrivateFolder(settings.runtime_dir, _RUN))
+        )
+        quota = settings.spool_mb * MIB
+        spool = stack.enter_context(closing(_named("NAPSCRIBE_SPOOL_DIR", lambda: Spool(settings.spool_dir, quota))))
+        latency = stack.enter_context(_latency_log(settings.latency_log))
         runtime.sweep()
         spool.sweep()
         if spool.warning:
             log("spool", level="warning", warning=spool.warning)
-        yield Ground(settings, served_model(settings.model), runtime.path, spool, latency)
+        yield Ground(settings, model, runtime.path, spool, latency)
+
+
+def _named(setting: str, make: Callable[[], T]) -> T:
+    """Make a folder; an error says which setting chose its place. Raises SettingsError."""
+    try:
+        return make()
+    except OSError as error:
+        raise SettingsError(f"{setting}: {error.filename or 'the folder'} cannot be used: {error.strerror}.") from None
 
 
 @contextmanager
@@ -227,7 +242,7 @@ async def _wyoming(base: Ground, running: Gateway) -> AsyncIterator[None]:
 
 
 def _announce(settings: Settings, model: ServedModel) -> None:
-    log("serving", address=f"http://{settings.host}:{settings.port}", model=model.id)
+    log("serving", address=url(settings.host, settings.port), model=model.id)
     if settings.host not in {"127.0.0.1", "::1", "localhost"} and not settings.api_keys:
         log(
             "open to the network",

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
+from gateway.address import url, usable
+from shared.errors import NapscribeError
 from shared.settings import Settings, SettingsError, load
 from shared.version import __version__
 
@@ -66,21 +70,43 @@ def _serve(_arguments: argparse.Namespace | None = None) -> int:
     from gateway.app import ground, serve
 
     try:
+        settings = _with_addresses(settings)
         with ground(settings) as base:
             _greet(settings)
             asyncio.run(serve(base))
-    except OSError as error:
-        print(f"napscribe: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"napscribe: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (OSError, NapscribeError) as error:
+        print(f"napscribe: {error}", file=sys.stderr)
         return EXIT_FAILED
     return 0
 
 
+def _with_addresses(settings: Settings) -> Settings:
+    """The same with IP addresses for names. Raises SettingsError for an address that cannot be listened on."""
+    host = _usable("NAPSCRIBE_PORT", settings.host, settings.port)
+    wyoming = settings.wyoming_host
+    if settings.wyoming_port:
+        if settings.wyoming_port == settings.port:
+            raise SettingsError("NAPSCRIBE_WYOMING_PORT and NAPSCRIBE_PORT are the same.")
+        wyoming = _usable("NAPSCRIBE_WYOMING_PORT", wyoming, settings.wyoming_port)
+    return msgspec.structs.replace(settings, host=host, wyoming_host=wyoming)
+
+
+def _usable(name: str, host: str, port: int) -> str:
+    try:
+        return usable(host, port)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}, port {port} ({name}): {error}") from None
+
+
 def _greet(settings: Settings) -> None:
-    host = "127.0.0.1" if settings.host in {"0.0.0.0", "::"} else settings.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
-    url = f"http://{host}:{settings.port}"
-    print(f"Napscribe {__version__} on {url} — try:", file=sys.stderr)
-    print(f"  curl{key} {url}/v1/audio/transcriptions -F file=@recording.wav", file=sys.stderr, flush=True)
+    root = url(host, settings.port)
+    print(f"Napscribe {__version__} on {root} — try:", file=sys.stderr)
+    print(f"  curl{key} {root}/v1/audio/transcriptions -F file=@recording.wav", file=sys.stderr, flush=True)
 
 
 def _transcribe(arguments: argparse.Namespace) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import msgspec
 
+from shared.settings import SettingsError
+
 EMBEDDED = "embedded"
 EMBEDDED_ID = "moonshine-tiny-en"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 QWEN_DEFAULT = "Qwen/Qwen3-ASR-1.7B-hf"
 ALIGNER_DEFAULT = "Qwen/Qwen3-ForcedAligner-0.6B-hf"
 
@@ -25,7 +29,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 def served_model(setting: str) -> ServedModel:
-    """The model of ``NAPSCRIBE_MODEL``."""
+    """The model of ``NAPSCRIBE_MODEL``. Raises SettingsError for what can be none."""
     if setting == "auto":
         setting = QWEN_DEFAULT if _has_cuda() else EMBEDDED
     if setting == EMBEDDED:
@@ -35,6 +39,10 @@ def served_model(setting: str) -> ServedModel:
     path = Path(setting).expanduser()
     if path.is_dir():
         return ServedModel(str(path.absolute()), path.absolute().name)
+    if not _HUB_ID.fullmatch(setting):
+        raise SettingsError(
+            f"NAPSCRIBE_MODEL={setting!r}: there is no such folder, and it is neither auto, embedded nor a hub id (owner/name)."
+        )
     return ServedModel(setting, setting)
 
 

@@ -193,6 +193,7 @@ class Supervisor:
             "engine": worker.capabilities.engine if worker else None,
             "device": worker.capabilities.device if worker else None,
             "slots": worker.capabilities.slots if worker else None,
+            "max_live": worker.capabilities.max_live if worker else None,
             "steps": self.pong.steps if worker else 0,
             "preemptions": self.pong.preemptions if worker else 0,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -139,8 +140,8 @@ TABLE: tuple[Setting, ...] = (
     _row(
         "spool_dir",
         "",
-        "Folder for uploads in progress; empty is `napscribe` under the system's folder for temporary files. Not a tmpfs.",
-        _folder(tempfile.gettempdir() + "/napscribe"),
+        "Folder for uploads in progress; empty is `napscribe-UID` under the system's folder for temporary files. Not a tmpfs.",
+        _folder(f"{tempfile.gettempdir()}/napscribe-{os.getuid()}"),
         "a folder",
     ),
     _row(

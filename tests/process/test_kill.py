@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_sdk_is_told_not_to_send_poison_again(tmp_path: Path) -> None:
 
 
 def test_the_worker_dies_with_the_gateway_and_the_next_one_sweeps(tmp_path: Path) -> None:
-    spool, runtime = tmp_path / "spool", tmp_path / "run"
+    spool, runtime = tmp_path / "spool", Path(tempfile.mkdtemp(prefix="ns-", dir="/tmp"))  # socket paths are short
     fake = f"{FAKE} --segment-s 0.05 --ignore-term --ignore-stop"
     with (
         serving(worker=fake, spool_dir=spool, runtime_dir=runtime) as server,

@@ -1,0 +1,61 @@
+"""What stops a start, and what it says: on one line, with the setting to look at, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.server import free_port, serving
+
+
+def start(tmp_path: Path, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Start a server that cannot be started."""
+    chosen = {"port": free_port(), "model": "embedded", "spool_dir": tmp_path / "spool", **settings}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NAPSCRIBE_")}
+    environment |= {f"NAPSCRIBE_{key.upper()}": str(value) for key, value in chosen.items()}
+    command = [str(Path(sys.executable).parent / "napscribe"), "serve"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"host": "nohost.invalid"}, "nohost.invalid"),
+        ({"host": "1.2.3.4"}, "cannot listen on 1.2.3.4"),
+        ({"model": "/nowhere/at/all"}, "NAPSCRIBE_MODEL"),
+        ({"model": "fooo"}, "NAPSCRIBE_MODEL"),
+        ({"spool_dir": "/proc/x"}, "NAPSCRIBE_SPOOL_DIR"),
+        ({"runtime_dir": "/proc/x"}, "NAPSCRIBE_RUNTIME_DIR"),
+        ({"runtime_dir": "/tmp/" + "long" * 30}, "NAPSCRIBE_RUNTIME_DIR"),
+        ({"wyoming_port": 0, "port": 0}, "NAPSCRIBE_PORT"),
+        ({"latency_log": "/nowhere/x"}, "NAPSCRIBE_LATENCY_LOG"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(tmp_path: Path, settings: dict[str, object], said: str) -> None:
+    done = start(tmp_path, **settings)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    with serving() as first:
+        done = start(tmp_path, port=first.port)
+        assert done.returncode == 2
+        assert "Address already in use" in done.stderr
+        assert first.http.get("/health").status_code == 200
+
+
+def test_wyoming_needs_a_port_of_its_own(tmp_path: Path) -> None:
+    port = free_port()
+    done = start(tmp_path, port=port, wyoming_port=port)
+    assert "are the same" in done.stderr
+
+
+def test_a_name_is_an_address(tmp_path: Path) -> None:
+    with serving(host="localhost") as server:
+        assert server.http.get("/health").status_code == 200
