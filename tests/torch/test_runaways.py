@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.errors import AudioTooLong, EngineFailed, OutOfMemory
@@ -16,7 +18,7 @@ from tests.torch.test_samples import WAVES, said
 from worker.engines.base import EngineSequence, Final, SequenceFailed
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
-from worker.engines.qwen3.guard import find_runaway
+from worker.engines.qwen3.guard import find_runaway, visible
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.vocabulary import Vocabulary
 
@@ -106,6 +108,27 @@ def test_people_repeat_themselves_too(trained_engine: Qwen3Engine, speech: str) 
     ids = trained_engine._vocabulary.encode(speech)
     pieces = [trained_engine._vocabulary.bytes_of(i) for i in ids]
     assert all(find_runaway(ids[:n], pieces[:n]) is None for n in range(1, len(ids) + 1))
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=20), st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(1, 30)
+)
+@settings(max_examples=60, deadline=None)
+def test_what_was_shown_of_a_run_is_never_taken_back(good: list[int], pattern: list[int], repeats: int) -> None:
+    line = good + pattern * repeats
+    shown = 0
+    for length in range(1, len(line) + 1):
+        found = find_runaway(line[:length], [b""] * length)
+        if found is not None:
+            assert shown <= found.keep
+            return
+        shown = max(shown, visible(line[:length]))
+    assert shown <= len(line)
+
+
+def test_a_third_repeat_waits_until_the_run_breaks() -> None:
+    line = [1, 2, 3, 4, 3, 4, 3, 4, 3, 9]
+    assert [visible(line[:n]) for n in range(1, len(line) + 1)] == [1, 2, 3, 4, 5, 6, 6, 6, 6, 10]
 
 
 def test_too_long_for_the_slot_fails_alone(trained_engine: Qwen3Engine) -> None:
