@@ -91,11 +91,12 @@ class Reception:
         """Of a job that is done."""
         done = job.done
         assert done is not None
+        spread = any(segment.estimated for segment in job.segments)
         return Transcript(
             segments=tuple(job.segments),
             duration=seconds(done.duration_samples),
             language=done.language,
-            word_times=self._supervisor.word_times,
+            word_times="estimated" if spread else self._supervisor.word_times,
         )
 
     @property

@@ -148,6 +148,8 @@ class SegmentDone(Message, frozen=True, tag="segment_done"):
     finish_reason: str = "stop"
     """``stop``, ``repetition`` or ``length``: how the engine ended the segment."""
     logprobs: tuple[tuple[str, float], ...] = ()
+    estimated: bool = False
+    """The words' times are spread over the speech by length: the engine gave none, whatever it can do in general."""
 
 
 class FileTimings(msgspec.Struct, frozen=True, array_like=True):

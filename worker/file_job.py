@@ -226,6 +226,7 @@ class FileJob:
         language = next((final.language for final in finals if final.language), "")
         if language:
             self.languages[language] += 1
+        words, estimated = self._words(entry, text) if self.command.options.words else ((), False)
         return SegmentDone(
             generation=self.command.generation,
             request_id=self.id,
@@ -234,7 +235,8 @@ class FileJob:
             speech_end_sample=segment.speech_end_sample,
             end_sample=segment.end_sample,
             text=text,
-            words=self._words(entry, text) if self.command.options.words else (),
+            words=words,
+            estimated=estimated,
             language=language,
             avg_logprob=_mean([final.avg_logprob for final in finals]),
             finish_reason=entry.ran_away or "stop",
@@ -242,8 +244,8 @@ class FileJob:
         )
 
     @staticmethod
-    def _words(entry: OpenSegment, text: str) -> tuple[Word, ...]:
-        """Places in the recording: the engine's own, or spread over the speech that VAD found."""
+    def _words(entry: OpenSegment, text: str) -> tuple[tuple[Word, ...], bool]:
+        """Places in the recording: the engine's own, or spread over the speech that VAD found; whether they were spread."""
         segment = entry.segment
         exact = [
             Word(word.text, base + word.start, base + word.end)
@@ -252,9 +254,10 @@ class FileJob:
             for word in (piece.final.words if piece.final else ())
         ]
         if exact:
-            return tuple(exact)
+            return tuple(exact), False
         regions = [(seconds(start), seconds(end)) for start, end in segment.speech]
-        return tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
+        spread = tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
+        return spread, bool(spread)
 
     def done(self) -> FileDone:
         language = self.command.options.language

@@ -194,5 +194,6 @@ def test_an_aligner_that_cannot_be_loaded_leaves_estimates(tmp_path: Path) -> No
         fields = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
         answer = server.transcribe(SHORT, language="en", **fields).json()
     assert answer["text"] == said(SHORT)
+    assert answer["timing"] == "estimated"
     assert len(answer["words"]) == len(said(SHORT).split())
     assert all(0 <= word["start"] < word["end"] <= answer["duration"] for word in answer["words"])

@@ -453,10 +453,10 @@ def test_the_first_rows_are_served_first(loaded: Loaded) -> None:
 
 
 def test_a_better_lane_in_front_is_served_in_this_step(loaded: Loaded) -> None:
-    """Its first hypothesis takes as many steps as if it were alone, and at most one more in which somebody joins."""
+    """Its first hypothesis takes hardly more steps than alone: a tenth, and one, for others that join."""
     waiting = [loaded.segment(clips()[1]) for _ in range(loaded.capabilities.max_batch)]
     alone = _steps_to_speak(loaded, [])
-    assert _steps_to_speak(loaded, waiting) <= alone + 1
+    assert _steps_to_speak(loaded, waiting) <= 1.1 * alone + 1
     loaded.run(waiting)
 
 
