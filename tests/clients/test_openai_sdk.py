@@ -255,6 +255,8 @@ def test_keys() -> None:
         for door in ("/ready", "/api/ps", "/v1/models", "/no/such/door"):
             answer = server.http.get(door)
             assert (answer.status_code, answer.headers["www-authenticate"][:6]) == (401, "Bearer"), door
+            assert answer.headers["x-request-id"]
+            assert answer.headers["server-timing"].startswith("total;dur=")
         assert "guess" not in server.log()
         assert "second-key" not in server.log()
 

@@ -195,6 +195,7 @@ class Worker:
             with Path(options.trace).open("a") as trace:
                 trace.write(f"{options.generation} {request_id} {index}\n")
         if self.bad and (index == options.die_after or (options.poison and options.poison in command.options.prompt)):
+            time.sleep(0.1)  # what was sent before is on its way; only the segment in hand is lost
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad and index == options.freeze_after:
             os.kill(os.getpid(), signal.SIGSTOP)

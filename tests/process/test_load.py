@@ -68,6 +68,7 @@ def memory(server: Server, what: str) -> float:
     return int(line.split()[1]) / 1024
 
 
+@pytest.mark.timeout(240)
 async def test_two_hundred_uploads_at_once() -> None:
     """Small ones and streams go to one lane, and three times the lane's bound come at once."""
     body = bytes(1_000_000)
@@ -101,6 +102,7 @@ def check_answers(answers: list[httpx.Response]) -> None:
     assert statuses[200] >= 64, statuses
     for answer in answers:
         assert answer.headers["x-request-id"]
+        assert "total;dur=" in answer.headers["server-timing"]
         if answer.status_code == 200:
             assert segments_text(3) in answer.text
         else:
