@@ -146,7 +146,8 @@ async def test_rubbish_gets_an_error_and_the_end(server: tuple[Server, int], rub
         writer.write_eof()
         async with asyncio.timeout(10):
             answer = await reader.read()
-    except ConnectionError:
+    except OSError:  # a reset, or a shutdown of what is reset already
+        assert len(rubbish) > 100_000
         return  # it was still sending when it was cut off
     finally:
         writer.close()
