@@ -141,7 +141,7 @@ async def gateway(base: Ground) -> AsyncIterator[Gateway]:
     policy = Policy(settings.idle_seconds, settings.start_stall_seconds)
     command = worker_command(channel, _worker_options(base), settings.worker)
     hub = Hub(channel, settings.idle_seconds, base.latency)
-    supervisor = Supervisor(policy, channel, command, (hub, dispatcher), reclaimer.worker_gone)
+    supervisor = Supervisor(policy, channel, command, (hub, dispatcher), reclaimer.worker_gone, base.model.languages)
     dispatcher.supervisor = hub.supervisor = supervisor
     webhook = CallWebhook(settings.call_webhook, settings.call_webhook_secret)
     calls = Calls(webhook.post) if settings.call_webhook else Calls()
@@ -232,7 +232,7 @@ async def _wyoming(base: Ground, running: Gateway) -> AsyncIterator[None]:
         return
     from gateway.streams.wyoming import WyomingServer
 
-    server = WyomingServer(running.hub, base.model, lambda: running.supervisor.languages)
+    server = WyomingServer(running.hub, base.model)
     await server.start(settings.wyoming_host, settings.wyoming_port)
     log("serving", address=f"tcp://{settings.wyoming_host}:{settings.wyoming_port}", protocol="wyoming")
     try:

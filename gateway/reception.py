@@ -17,6 +17,7 @@ from gateway.supervisor import Lease, Supervisor
 from gateway.transcript import Transcript
 from gateway.upload import Form, receive_form
 from shared.errors import Cancelled
+from shared.languages import require_spoken
 from shared.messages import FileOptions, Lane
 from shared.pcm import seconds
 
@@ -52,7 +53,8 @@ class Reception:
         return await receive_form(request, self._spool, max_file_bytes=max_bytes, file_fields=file_fields)
 
     def admit(self, request: Request, form: Form, options: FileOptions, *, reads_along: bool = False) -> Visit:
-        """Queue the file. Raises QueueFull. An id that the caller chose need not be unique, so the job has one of its own."""
+        """Queue the file. Raises BadRequest for a language that the model does not know, QueueFull. An id that the caller chose need not be unique, so the job has one of its own."""
+        require_spoken(options.language, self.languages)
         short = reads_along or form.file.size <= INTERACTIVE_BYTES
         name = f"{request.state.request_id}.{new_request_id()[4:12]}"
         job = FileJob(name, Lane.INTERACTIVE if short else Lane.BATCH, form.file.path, options)
@@ -101,7 +103,7 @@ class Reception:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """Of the last engine; empty before there was one."""
+        """Of the model; empty while nobody knows."""
         return self._supervisor.languages
 
     def waiting_for(self) -> str:

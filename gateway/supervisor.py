@@ -98,7 +98,9 @@ class Supervisor:
         command: Callable[[int, int], Sequence[str]],
         listeners: Sequence[Listener],
         reclaim: Callable[[], None],
+        languages: tuple[str, ...] = (),
     ) -> None:
+        """``languages``: what is known of the model's before its first start."""
         self._policy = policy
         self._channel = channel
         self._command = command
@@ -114,7 +116,7 @@ class Supervisor:
         self._recorder: tuple[int, Recorder | None] = (0, None)
         self._worker: Worker | None = None
         self._word_times = "none"
-        self._languages: tuple[str, ...] = ()
+        self._languages = languages
         self._fatal: Fatal | None = None
         self._waiters: list[asyncio.Future[Worker]] = []
         self._changed = asyncio.Event()
@@ -194,6 +196,7 @@ class Supervisor:
             "device": worker.capabilities.device if worker else None,
             "slots": worker.capabilities.slots if worker else None,
             "max_live": worker.capabilities.max_live if worker else None,
+            "working_on": {lane.name.lower(): self.pong.queued.get(lane, 0) if worker else 0 for lane in Lane},
             "steps": self.pong.steps if worker else 0,
             "preemptions": self.pong.preemptions if worker else 0,
         }
@@ -205,7 +208,7 @@ class Supervisor:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """ISO 639-1 codes, as the last engine declared them; empty before there was one."""
+        """ISO 639-1 codes, as the last engine declared them; before there was one, what its name tells."""
         return self._languages
 
     def starting(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shared.errors import BadRequest
 
 NAMES: dict[str, str] = {
@@ -68,6 +70,21 @@ def parse_language(value: str, *, param: str = "language") -> str:
     raise BadRequest(
         f"Unknown language {value!r}.",
         hint="Send an ISO 639-1 code such as 'en', an English name such as 'english', or leave it out.",
+        param=param,
+    )
+
+
+def require_spoken(code: str, spoken: Collection[str], *, param: str = "language") -> None:
+    """Raises BadRequest for a language that the model does not know; ``spoken`` is empty while nobody knows which it does.
+
+    Text in another language than the one asked for would be wrong in silence.
+    """
+    if not code or not spoken or code in spoken:
+        return
+    known = ", ".join(sorted(spoken))
+    raise BadRequest(
+        f"The model does not know {NAMES.get(code, code)}.",
+        hint=f"It knows {known}. NAPSCRIBE_MODEL chooses another model." if len(spoken) < 20 else f"It knows {known}.",
         param=param,
     )
 

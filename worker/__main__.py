@@ -99,7 +99,7 @@ class WorkerProcess:
             scheduler.tell(request_id, happening, arrival)
             self._bell.ring()
 
-        ears = LiveAudio(self._generation, self._inbox.emit, tell, vad, capabilities.max_segment_s, self._recorder)
+        ears = LiveAudio(self._generation, self._inbox.emit, tell, vad, capabilities, self._recorder)
         scheduler.connect(ears.final_said)
         self._inbox.announce(scheduler.expect)
         self._inbox.hear(ears.give)

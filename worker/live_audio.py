@@ -18,7 +18,8 @@ import numpy as np
 from shared.codec import Buffer
 from shared.errors import BadRequest, EngineFailed, NapscribeError
 from shared.journal import log
-from shared.messages import Command, Event, RawAudio
+from shared.languages import require_spoken
+from shared.messages import Capabilities, Command, Event, RawAudio
 from shared.pcm import SAMPLE_RATE
 from shared.recorder import Recorder, Slot
 from shared.streams import (
@@ -138,14 +139,14 @@ class LiveAudio:
         emit: Callable[[Event], None],
         tell: Tell,
         vad: SileroVad,
-        max_utterance_s: float,
+        capabilities: Capabilities,
         recorder: Recorder,
     ) -> None:
         self._generation = generation
         self._emit = emit
         self._tell = tell
         self._vad = vad
-        self._max_utterance_s = max_utterance_s
+        self._capabilities = capabilities
         self._recorder = recorder
         self._inbox: collections.deque[tuple[Command, Buffer]] = collections.deque()
         self._finals: collections.deque[tuple[str, int]] = collections.deque()
@@ -252,19 +253,24 @@ class LiveAudio:
 
     def _update(self, ear: _Ear, options: StreamOptions) -> None:
         """The gateway lets another encoding through only before the first byte of a stream."""
-        _check(options)
+        self._check(options)
         if options.audio != ear.audio and not ear.received_bytes:
             ear.decoder.close()
             ear.audio, ear.decoder = options.audio, live_decoder(options.audio)
         ear.endpointer.rules = options.endpointing
         self._tell(ear.request_id, Updated(options), None)
 
+    def _check(self, options: StreamOptions) -> None:
+        require_spoken(options.language, self._capabilities.languages)
+        if not 0 < options.endpointing.threshold < 1:
+            raise BadRequest("The threshold of speech is a number between 0 and 1.", param="threshold")
+
     def _open(self, command: OpenStream) -> None:
         self._tell(command.request_id, Opened(command.options), None)
-        _check(command.options)
+        self._check(command.options)
         endpointer = Endpointer(
             command.options.endpointing,
-            self._max_utterance_s,
+            self._capabilities.max_segment_s,
             command.base_sample,
             command.next_utterance,
             command.resumed,
@@ -379,8 +385,3 @@ class LiveAudio:
         ):
             ear.acknowledged, ear.acknowledged_bytes = ear.decoded, ear.received_bytes
             self._emit(StreamProgress(self._generation, ear.request_id, ear.received_bytes, ear.needed_sample))
-
-
-def _check(options: StreamOptions) -> None:
-    if not 0 < options.endpointing.threshold < 1:
-        raise BadRequest("The threshold of speech is a number between 0 and 1.", param="threshold")

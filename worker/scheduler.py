@@ -10,8 +10,9 @@ import collections
 import time
 from collections.abc import Callable
 
-from shared.errors import Cancelled, EngineFailed, NapscribeError
+from shared.errors import BadRequest, Cancelled, EngineFailed, NapscribeError
 from shared.journal import log
+from shared.languages import require_spoken
 from shared.messages import Cancel, Capabilities, Command, Event, Failed, Lane, Stop, TranscribeFile
 from shared.recorder import Recorder, Slot
 from shared.streams import StreamDone
@@ -114,6 +115,12 @@ class Scheduler:
             del self._early_cancels[job.id]
             self._feeder.drop(job)
             self._fail(job.id, Cancelled("The caller left."))
+            return
+        try:
+            require_spoken(command.options.language, self._capabilities.languages)
+        except BadRequest as error:
+            self._feeder.drop(job)
+            self._fail(job.id, error)
             return
         self._jobs[job.id] = job
 

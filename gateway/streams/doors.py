@@ -76,7 +76,9 @@ class Doors:
         if prepared is None:
             self._admit(websocket)
         offered = websocket.scope.get("subprotocols", ())
-        return openai_realtime.dialect(websocket.query_params, websocket.headers, offered, self._model.id, prepared)
+        return openai_realtime.dialect(
+            websocket.query_params, websocket.headers, offered, self._model.id, prepared, self._hub.languages
+        )
 
     async def twilio(self, websocket: WebSocket) -> None:
         try:

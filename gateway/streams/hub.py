@@ -16,13 +16,15 @@ from gateway.streams.live import LiveStream
 from gateway.supervisor import Lease, Supervisor, Worker
 from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed
 from shared.journal import log
+from shared.languages import require_spoken
 from shared.messages import Cancel, Failed, Lane
 from shared.streams import Parked, StreamDone, StreamEvent, StreamOptions, UtteranceFinal
 
 MAX_STREAMS = 1024
 """Open streams, parked ones included, whatever the engine can do."""
 MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Audio of all streams together that is kept for replay."""
+"""Audio of all streams together that is kept for replay; looked at every second. 200 calls of 16 kHz PCM may wait 40 s for a
+worker within it."""
 MAX_CRASHES = 2
 SWEEP_SECONDS = 1.0
 
@@ -30,10 +32,17 @@ SWEEP_SECONDS = 1.0
 class Hub:
     """Listens to the supervisor and the channel; all on the loop."""
 
-    def __init__(self, channel: Channel, idle_seconds: float, latency: LatencyLog | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        idle_seconds: float,
+        latency: LatencyLog | None = None,
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
         self._channel = channel
         self._idle_seconds = idle_seconds
         self._latency = latency
+        self._max_held_bytes = max_held_bytes
         self._streams: dict[str, LiveStream] = {}
         self._leases: dict[str, Lease] = {}
         self._worker: Worker | None = None
@@ -45,7 +54,9 @@ class Hub:
         """Set once by the composition root: the two know each other."""
 
     def open(self, stream_id: str, options: StreamOptions) -> LiveStream:
-        """A new stream; wakes the worker. Raises TooManyStreams at the handshake rather than later."""
+        """A new stream; wakes the worker. Raises BadRequest for a language that the model does not know, and TooManyStreams: at
+        the handshake rather than later."""
+        require_spoken(options.language, self.languages)
         limit = self._max_live or MAX_STREAMS
         if len(self._streams) >= MAX_STREAMS or len(self._leases) >= limit:
             raise TooManyStreams(
@@ -61,11 +72,15 @@ class Hub:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
         return stream
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Of the model; empty while nobody knows."""
+        return self.supervisor.languages
+
     def close(self, stream: LiveStream) -> None:
         """The dialect is done with it, for whatever reason."""
-        if stream.generation and not stream.ended:
-            with contextlib.suppress(NapscribeError):
-                self._channel.control(Cancel(stream.generation, stream.id))
+        if not stream.ended:
+            self._cancel(stream)
         self._forget(stream)
 
     def report(self) -> dict[str, int]:
@@ -118,6 +133,7 @@ class Hub:
             case Failed():
                 from shared.errors import from_code
 
+                stream.lost()
                 stream.fail(from_code(event.code, event.message, hint=event.hint, param=event.param))
             case Parked():
                 stream.take(event)
@@ -149,6 +165,8 @@ class Hub:
 
     def _changed(self, stream: LiveStream) -> None:
         if stream.ended:
+            if stream.error is not None:
+                self._cancel(stream)  # it ended here, not in the worker
             self._forget(stream)
             return
         if stream.id not in self._leases and stream.id in self._streams:
@@ -157,6 +175,12 @@ class Hub:
             return
         if stream.generation:
             self._pump(stream)
+
+    def _cancel(self, stream: LiveStream) -> None:
+        """The worker that has it need not go on."""
+        if stream.generation:
+            with contextlib.suppress(NapscribeError):
+                self._channel.control(Cancel(stream.generation, stream.id))
 
     def _pump(self, stream: LiveStream) -> None:
         """Send what flow control lets go."""
@@ -209,5 +233,24 @@ class Hub:
             if silent and stream.generation and not stream.utterance_open and not stream.closing:
                 with contextlib.suppress(NapscribeError):
                     self._channel.send(stream.park())
+        self._bound_held()
         if self._streams:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def _bound_held(self) -> None:
+        """Those that hold most go first, until the others have room: memory is bounded however many streams wait."""
+        held = sum(stream.replay.held_bytes for stream in self._streams.values())
+        if held <= self._max_held_bytes:
+            return
+        for stream in sorted(self._streams.values(), key=lambda stream: stream.replay.held_bytes, reverse=True):
+            log("stream dropped", level="warning", request_id=stream.id, held_bytes=stream.replay.held_bytes)
+            held -= stream.replay.held_bytes
+            stream.fail(
+                TooManyStreams(
+                    "All streams together hold more audio than is kept for a worker.",
+                    hint="Open it again when the worker has caught up.",
+                    retry_after=5,
+                )
+            )
+            if held <= self._max_held_bytes:
+                return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,7 +19,7 @@ from gateway.streams.dialect import Audio, Clear, Effect, EndUtterance, Hang, Op
 from gateway.streams.openai_session import Session, served_name
 from gateway.streams.openai_turns import Message, Turns
 from shared.errors import BadRequest, MissingField, NapscribeError, Unsupported
-from shared.languages import parse_language
+from shared.languages import parse_language, require_spoken
 from shared.streams import (
     AudioCleared,
     SpeechStarted,
@@ -58,8 +58,10 @@ def dialect(
     subprotocols: Sequence[str],
     model: str,
     prepared: Session | None = None,
+    spoken: Collection[str] = (),
 ) -> OpenAIRealtime:
-    """From a handshake. ``prepared``: the session of its client secret. Raises ModelNotFound, BadRequest."""
+    """From a handshake. ``prepared``: the session of its client secret; ``spoken``: the languages that the model
+    knows, empty while nobody knows. Raises ModelNotFound, BadRequest."""
     session = prepared or Session(model)
     requested = query.get("model", "").strip()
     served_name(requested, model)
@@ -68,7 +70,7 @@ def dialect(
     beta = BETA_HEADER in headers.get("openai-beta", "") or BETA_SUBPROTOCOL in subprotocols
     conversation = bool(requested) and query.get("intent") != "transcription"
     chosen = next((name for name in (SUBPROTOCOL, BETA_SUBPROTOCOL) if name in subprotocols), None)
-    return OpenAIRealtime(session, beta=beta, conversation=conversation, subprotocol=chosen)
+    return OpenAIRealtime(session, beta=beta, conversation=conversation, subprotocol=chosen, spoken=spoken)
 
 
 class OpenAIRealtime:
@@ -78,11 +80,18 @@ class OpenAIRealtime:
     """OpenAI ends every session after an hour; here only one in which nobody has said anything for so long."""
 
     def __init__(
-        self, session: Session, *, beta: bool = False, conversation: bool = False, subprotocol: str | None = None
+        self,
+        session: Session,
+        *,
+        beta: bool = False,
+        conversation: bool = False,
+        subprotocol: str | None = None,
+        spoken: Collection[str] = (),
     ) -> None:
         """``conversation``: a beta client asked for a model, not for transcription, and waits for ``session.created``."""
         self.subprotocol = subprotocol
         self._session = session
+        self._spoken = spoken
         self._nonce = secrets.token_hex(8)
         self._count = itertools.count(1)
         self._id = f"sess_{self._nonce}"
@@ -155,6 +164,7 @@ class OpenAIRealtime:
 
     def _update(self, kind: str, fields: Any) -> Sequence[Effect]:
         session = self._session.merged(fields)
+        require_spoken(session.language, self._spoken, param="session.audio.input.transcription.language")
         if self._heard and session.audio != self._session.audio:
             raise BadRequest(
                 "The audio format cannot change after audio has come.",

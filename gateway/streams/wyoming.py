@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from gateway.context import new_request_id
@@ -29,12 +28,11 @@ _WIDTHS = {2: "s16le"}
 
 
 class WyomingServer:
-    """Listens on a port of its own. ``languages`` gives those of the engine, empty while nobody knows."""
+    """Listens on a port of its own."""
 
-    def __init__(self, hub: Hub, model: ServedModel, languages: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, hub: Hub, model: ServedModel) -> None:
         self._hub = hub
         self._model = model
-        self._languages = languages
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,8 +56,8 @@ class WyomingServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        languages = self._languages() or self._model.languages or tuple(NAMES)
-        connection = _Connection(self._hub, info(self._model.id, languages), writer)
+        description = info(self._model.id, self._hub.languages or tuple(NAMES))
+        connection = _Connection(self._hub, description, writer)
         try:
             while True:
                 async with asyncio.timeout(READ_SECONDS):

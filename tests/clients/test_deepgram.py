@@ -190,6 +190,14 @@ async def test_what_cannot_be_done_is_refused_at_the_handshake(
     assert json.loads(caught.value.response.body or b"")["error"]["code"] == code
 
 
+async def test_a_language_that_the_model_does_not_know_is_refused_at_the_handshake(server: Server) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(url(server, "encoding=linear16&sample_rate=16000&language=de")):
+            pass
+    assert refused.value.response.status_code == 400
+    assert b"German" in refused.value.response.body
+
+
 async def test_words_without_a_gap_at_any_size_of_frame(scripted: Server) -> None:
     """Odd pieces, cut in the middle of samples; the clock engine has a word for every 320 ms of what it heard."""
     data = s16(np.concatenate([clip(FIRST), silence(1.0), clip(SECOND)]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -322,6 +324,35 @@ async def test_one_stream_too_many_is_refused_and_a_lost_line_makes_room(scripte
                     return
                 except InvalidStatus:
                     await asyncio.sleep(0.02)  # the outside world: a lost socket has no event of ours
+
+
+async def test_a_stream_that_is_refused_in_mid_call_ends_in_the_worker_too(scripted: Server) -> None:
+    async with talking(scripted, **KEY) as talk:
+        await talk.until("ready")
+        await talk.socket.send(s16(clip(FIRST)))
+        await talk.until("speech_started")
+        pid = scripted.worker["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for _ in range(1_200):
+                await talk.control("finalize")
+            error = await talk.until("error")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert error["code"] == "audio_overrun"
+    async with talking(scripted, **KEY) as again:
+        await again.until("ready")
+        before = scripted.worker["steps"]
+        await again.socket.send(s16(clip(FIRST)))
+        await again.until("speech_started")
+
+        def alone() -> bool:
+            worker = scripted.worker  # as of a pulse that knows of the second call
+            return bool(worker["steps"] > before and worker["working_on"]["live"] == 1)
+
+        await asyncio.to_thread(scripted.until, alone, "the refused stream leaves the worker", 20)
+        await again.close()
+        assert again.of("final")
 
 
 # ---------------------------------------------------------------- the latency log

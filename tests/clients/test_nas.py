@@ -65,6 +65,12 @@ def test_json_has_segments_and_words(server: Server) -> None:
     assert answer["words"][0]["start"] < answer["words"][0]["end"]
 
 
+def test_a_language_that_the_model_does_not_know_is_refused(server: Server) -> None:
+    answer = asr(server, recording(), language="de")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "language"
+
+
 def test_detect_language(server: Server) -> None:
     answer = asr(server, recording(), path="/detect-language").json()
     assert answer["detected_language"] == "english"

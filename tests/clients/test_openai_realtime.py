@@ -309,6 +309,22 @@ async def test_another_model_is_refused_at_the_handshake(server: Server) -> None
     assert json.loads(refused.value.response.body)["error"]["code"] == "model_not_found"
 
 
+async def test_a_language_that_the_model_does_not_know_is_refused_and_changes_nothing(server: Server) -> None:
+    async with socket(server, "/v1/realtime") as websocket:
+        assert json.loads(await websocket.recv())["type"] == "session.created"
+        for language, answer in (("de", "error"), ("en", "session.updated")):
+            update = {"audio": {"input": {"transcription": {"language": language}}}}
+            await websocket.send(json.dumps({"type": "session.update", "session": update}))
+            said = json.loads(await websocket.recv())
+            assert said["type"] == answer
+            if answer == "error":
+                assert said["error"]["param"] == "session.audio.input.transcription.language"
+    with pytest.raises(InvalidStatus) as refused:
+        async with socket(server, "/v1/realtime?language=de"):
+            pass
+    assert refused.value.response.status_code == 400
+
+
 @pytest.mark.parametrize(("key", "status"), [("", 401), ("wrong", 401), ("ek_AAAA.AAAA", 401)])
 async def test_a_socket_without_a_key_is_refused_at_the_handshake(locked: Server, key: str, status: int) -> None:
     with pytest.raises(InvalidStatus) as refused:

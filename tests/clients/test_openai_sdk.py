@@ -188,6 +188,15 @@ def test_unknown_model(client: OpenAI) -> None:
     assert MODEL in caught.value.message
 
 
+def test_a_language_that_the_model_does_not_know_is_refused(client: OpenAI, server: Server) -> None:
+    """English words for a German request would be wrong in silence."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.audio.transcriptions.create(model=MODEL, file=SHORT, language="de")
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "language")
+    assert "German" in caught.value.message
+    assert server.transcribe(SHORT, language="en-US").status_code == 200
+
+
 def test_missing_file_and_missing_form(server: Server) -> None:
     without = server.http.post("/v1/audio/transcriptions", files={"other": ("a.wav", b"x")}, data={"model": MODEL})
     assert without.status_code == 400

@@ -112,9 +112,10 @@ async def test_eight_kilohertz(server: tuple[Server, int]) -> None:
     assert word_errors(transcripts()["librivox-0930"], Transcript.from_event(events[-1]).text) <= 3
 
 
-async def test_a_language_nobody_knows_is_an_error_and_a_transcript(server: tuple[Server, int]) -> None:
+@pytest.mark.parametrize("language", ["klingon", "de"], ids=["no-language", "not-the-model's"])
+async def test_a_language_nobody_knows_is_an_error_and_a_transcript(server: tuple[Server, int], language: str) -> None:
     async with AsyncTcpClient("127.0.0.1", server[1]) as client:
-        events = await speak(client, pcm("librivox-0930")[:3200], language="klingon")
+        events = await speak(client, pcm("librivox-0930")[:3200], language=language)
     assert events[0].type == "error"
     assert events[0].data["code"] == "invalid_value"
     assert Transcript.from_event(events[-1]).text == ""

@@ -1,0 +1,66 @@
+"""The scheduler with its real audio thread and an engine, in one process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from shared.messages import Event, Failed, FileDone, FileOptions, Lane, TranscribeFile
+from shared.recorder import Recorder
+from tests.speech import DATA
+from worker.engines.scripted import ScriptedEngine
+from worker.feeder import Feeder, read_ahead
+from worker.inbox import Bell
+from worker.scheduler import Scheduler
+from worker.segments import SegmentPolicy
+from worker.vad import load_vad
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def scheduler(events: list[Event]) -> Iterator[Scheduler]:
+    """Of an engine that knows English only."""
+    engine = ScriptedEngine()
+    capabilities = msgspec.structs.replace(engine.load(lambda _phase, _fraction: None), languages=("en",))
+    descriptor = Recorder.create()
+    recorder = Recorder(descriptor)
+    os.close(descriptor)
+    policy = SegmentPolicy.up_to(capabilities.max_segment_s)
+    feeder = Feeder(load_vad(), policy, read_ahead(capabilities.max_batch), Bell(), recorder)
+    feeder.start()
+    yield Scheduler(engine, capabilities, 1, events.append, feeder, recorder)
+    engine.close()
+
+
+def transcribe(scheduler: Scheduler, events: list[Event], language: str) -> Event:
+    """The last event of a file."""
+    path = str(DATA / "librivox-0880.wav")
+    scheduler.handle(TranscribeFile(1, "file", Lane.BATCH, path, FileOptions(language=language)))
+    deadline = time.monotonic() + 30
+    while not events or not isinstance(events[-1], Failed | FileDone):
+        assert time.monotonic() < deadline
+        if not scheduler.turn():
+            time.sleep(0.01)
+    return events[-1]
+
+
+@pytest.mark.parametrize("language", ["en", ""])
+def test_a_language_that_the_engine_knows(scheduler: Scheduler, events: list[Event], language: str) -> None:
+    assert isinstance(transcribe(scheduler, events, language), FileDone)
+
+
+def test_a_language_that_the_engine_does_not_know(scheduler: Scheduler, events: list[Event]) -> None:
+    """The gateway may not know the engine yet when a file comes, so the worker has the last word."""
+    failed = transcribe(scheduler, events, "de")
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.param) == ("invalid_value", "language")
+    assert scheduler.steps == 0
+    assert not any(scheduler.queued().values())
