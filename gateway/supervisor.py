@@ -155,10 +155,16 @@ class Supervisor:
             return await self.ensure_ready()
 
     async def unload(self, *, force: bool) -> bool:
-        """Leave after the jobs in hand (``force``: now). Waits; False if a new job kept the worker."""
+        """Leave after the jobs in hand (``force``: now). Waits; False if a new job kept the worker.
+
+        Whoever waits may start another worker at once; a forced unload is done when the one it was meant for is gone.
+        """
+        generation = self._state.generation
         self.post(lifecycle.Unload(force))
         while self._state.phase not in {Phase.STOPPED, Phase.COOLDOWN, Phase.CLOSED}:
-            if self._state.phase in {Phase.READY, Phase.STARTING}:
+            if force and self._state.generation != generation:
+                return True
+            if not force and self._state.phase in {Phase.READY, Phase.STARTING}:
                 return False
             self._changed.clear()
             await self._changed.wait()

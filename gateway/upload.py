@@ -142,7 +142,7 @@ async def _parse(body: Body, boundary: bytes, parts: _Parts, file: SpoolFile, bo
                 bounds.check_file(file.size + len(piece))
                 await file.write(piece)
     except FormParserError as error:
-        raise errors.BadRequest(f"The form is malformed: {error}.", hint=f"For example: {CURL_EXAMPLE}") from error
+        raise errors.BadRequest("The form is malformed.", hint=f"For example: {CURL_EXAMPLE}") from error
     if not parts.ended:
         raise errors.BadRequest(
             "The form ends before its closing boundary.", hint="The upload was cut off; send it again."

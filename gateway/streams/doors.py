@@ -18,7 +18,7 @@ from gateway.streams.dialect import Dialect
 from gateway.streams.hub import Hub
 from gateway.streams.runner import Runner, refuse
 from gateway.streams.twilio import Twilio
-from shared.errors import NapscribeError, Unauthorized
+from shared.errors import NapscribeError, NotFound, Unauthorized
 
 Build = Callable[[WebSocket], Dialect]
 """Reads the handshake. Raises NapscribeError for what the door does not take."""
@@ -45,7 +45,17 @@ class Doors:
             WebSocketRoute("/twilio", self.twilio),
             *self._secrets.routes(),
             *self._calls.routes(),
+            WebSocketRoute("/{path:path}", self.nowhere),
         ]
+
+    async def nowhere(self, websocket: WebSocket) -> None:
+        await refuse(
+            websocket,
+            NotFound(
+                f"There is no live door at {websocket.url.path}.",
+                hint="There are /v1/stream, /v1/realtime, /v1/listen and /twilio.",
+            ),
+        )
 
     async def native(self, websocket: WebSocket) -> None:
         await self._serve(websocket, self._native)

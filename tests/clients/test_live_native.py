@@ -282,6 +282,14 @@ async def test_without_the_key_nobody_gets_in(scripted: Server, path: str, key: 
     assert key is None or key not in scripted.log()
 
 
+@pytest.mark.parametrize("path", ["/v2/listen", "/v1/audio/transcriptions", "/"])
+async def test_where_there_is_no_live_door_the_answer_says_so(scripted: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(f"ws://127.0.0.1:{scripted.port}{path}")
+    assert caught.value.response.status_code == 404
+    assert "/v1/stream" in json.loads(caught.value.response.body or b"")["error"]["message"]
+
+
 async def test_a_browser_brings_its_key_as_a_subprotocol(scripted: Server) -> None:
     how: dict[str, Any] = {"subprotocols": ["napscribe", "openai-insecure-api-key.other"]}
     async with talking(scripted, **how) as talk:

@@ -102,6 +102,12 @@ class Worker:
     def send(self, event: Event) -> None:
         self.data.send(encode(event))
 
+    def _flush(self) -> None:
+        """Last words: returns when the kernel has them, after which nothing can be said."""
+        self.data.close(linger=5_000)
+        self.control.close(linger=0)
+        self.context.term()
+
     def run(self) -> None:
         options, generation = self.options, self.options.generation
         self.send(Hello(generation, PROTOCOL_VERSION + (self.bad and options.wrong_version), os.getpid()))
@@ -127,7 +133,7 @@ class Worker:
         options, generation = self.options, self.options.generation
         if self.bad and options.fail_load:
             self.send(Fatal(generation, "model_load_failed", "No such model.", "Choose another one."))
-            time.sleep(0.2)
+            self._flush()
             sys.exit(3)
         if self.bad and options.die_on_load:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -163,7 +169,11 @@ class Worker:
                 received, _ = self.streams.pop(request_id, (0, 0))
                 self.send(StreamDone(command.generation, request_id, received // 2))
             case TranscribeFile():
-                total = max(1, -(-Path(command.path).stat().st_size // self.options.segment_bytes))
+                try:
+                    total = max(1, -(-Path(command.path).stat().st_size // self.options.segment_bytes))
+                except FileNotFoundError:  # the caller left, and its file with it
+                    self.send(Failed(command.generation, command.request_id, "cancelled", "The caller left."))
+                    return
                 if command.next_index >= total:  # an earlier worker died between its last segment and its last word
                     self._done(command.request_id, total)
                 else:
@@ -195,7 +205,7 @@ class Worker:
             with Path(options.trace).open("a") as trace:
                 trace.write(f"{options.generation} {request_id} {index}\n")
         if self.bad and (index == options.die_after or (options.poison and options.poison in command.options.prompt)):
-            time.sleep(0.1)  # what was sent before is on its way; only the segment in hand is lost
+            self._flush()  # what was sent before is on its way; only the segment in hand is lost
             os.kill(os.getpid(), signal.SIGKILL)
         if self.bad and index == options.freeze_after:
             os.kill(os.getpid(), signal.SIGSTOP)

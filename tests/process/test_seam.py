@@ -226,6 +226,15 @@ async def test_forced_unload_fails_what_runs(seam: StartSeam) -> None:
     assert not alive(pid)
 
 
+async def test_forced_unload_is_done_although_somebody_starts_another_worker(seam: StartSeam) -> None:
+    s = await seam("--slow-load 0.5")
+    with s.supervisor.lease():
+        first = (await asyncio.wait_for(s.supervisor.ensure_ready(), 10)).generation
+        unloading = asyncio.ensure_future(s.supervisor.unload(force=True))
+        assert await asyncio.wait_for(unloading, 5)
+        assert s.supervisor.report()["generation"] != first or s.supervisor.report()["pid"] is None
+
+
 async def test_unload_lets_running_work_finish(seam: StartSeam) -> None:
     s = await seam("--segment-s 0.05")
     work = asyncio.ensure_future(s.transcribe(segments=6))
