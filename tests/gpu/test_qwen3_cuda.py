@@ -70,6 +70,33 @@ def test_float32_gives_the_exact_transcripts(exact: Any) -> None:
     assert texts(exact) == [said(path) for path in CLIPS]
 
 
+def test_calls_side_by_side_give_the_exact_transcripts(exact: Any) -> None:
+    """Passes are launched before those before have landed; nothing may be overwritten on its way."""
+    exact._passes.rows_in_halves = 4
+    hop = 5_120
+    sounds = {path.stem: read(path) for path in CLIPS}
+    for _ in range(3):
+        calls = {
+            f"{name} {n}": exact.open(SequenceRequest(f"{name} {n}", Lane.LIVE, partials=True))
+            for name in sounds
+            for n in range(2)
+        }
+        done: dict[str, str] = {}
+        at = 0
+        while len(done) < len(calls):
+            for name, call in calls.items():
+                sound = sounds[name.split()[0]]
+                if at < len(sound):
+                    exact.feed(call, sound[at : at + hop])
+                elif not call.finished:
+                    exact.finish(call)
+            for event in exact.step([row for row in calls.values() if row.ready], 0):
+                if isinstance(event, Final):
+                    done[event.sequence.request.id] = event.text
+            at += hop
+        assert done == {name: said(FOLDER / "samples" / f"{name.split()[0]}.txt") for name in calls}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_graphs_equal_plain_launches(dtype: str) -> None:
     recorded = load(getattr(torch, dtype))

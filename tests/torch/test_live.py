@@ -62,6 +62,33 @@ def test_final_of_a_call_is_that_of_a_file(trained_engine: Qwen3Engine, wave: ob
     assert finals(drive(trained_engine, [row]))["r"].text == said(wave)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("halves", [0, 2], ids=["whole", "halved"])
+def test_calls_side_by_side_say_what_each_says_alone(trained_engine: Qwen3Engine, halves: int) -> None:
+    """Their decode steps go along with passes of others, and passes are launched before the one before has landed."""
+    engine, before = trained_engine, trained_engine._passes.rows_in_halves
+    engine._passes.rows_in_halves = halves
+    waves = WAVES[: engine.decoder.slots - 1]
+    sounds = [read_audio(wave) for wave in waves]
+    calls = [start(engine, None, wave.stem, Lane.LIVE, partials=True) for wave in waves]
+    file = start(engine, sounds[0], "file")
+    events: list[EngineEvent] = []
+    together = 0
+    for at in range(0, max(map(len, sounds)) + LIVE_HOP, LIVE_HOP):
+        for call, sound in zip(calls, sounds, strict=True):
+            if at < len(sound):
+                engine.feed(call, sound[at : at + LIVE_HOP])
+            elif not call.finished:
+                engine.finish(call)
+        rows = [row for row in (*calls, file) if row.ready]
+        together += {row.behind for row in rows if row.slot is not None} == {True, False}
+        events += engine.step(rows, 0)
+    events += drive(engine, [*calls, file])
+    engine._passes.rows_in_halves = before
+    assert together >= 3
+    texts = {name: final.text for name, final in finals(events).items()}
+    assert texts == {wave.stem: said(wave) for wave in waves} | {"file": said(waves[0])}
+
+
 def test_an_update_costs_the_open_window_alone(trained_engine: Qwen3Engine) -> None:
     """Windows: one for each update, and one more where one closes. Positions: the open window, the turn's end, the draft."""
     sound = read_audio(next(w for w in WAVES if w.stem.startswith("long")))

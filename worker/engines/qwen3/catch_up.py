@@ -8,6 +8,7 @@ far as it agrees with them. So the result is what decoding one by one would give
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from worker.engines.qwen3.decoder import Decoder
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.graphs import Recordings, bucket
 from worker.engines.qwen3.mel import LogMel
-from worker.engines.qwen3.sampling import greedy, unpack
+from worker.engines.qwen3.sampling import Landing, greedy
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.stepper import LogitsToTokens
 from worker.engines.qwen3.vocabulary import Vocabulary
@@ -40,6 +41,14 @@ Script = Callable[[Qwen3Sequence, int], list[int]]
 """``script(row, count)``: the next ``count`` tokens of a row."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A pass that has been launched. Its rows must not change until it has landed."""
+
+    group: Sequence[Qwen3Sequence]
+    landing: Landing
+
+
 class CatchUp:
     """Holds the parts of the model; keeps nothing between passes."""
 
@@ -55,9 +64,13 @@ class CatchUp:
         """Positions computed since the start, padding left out: what calls and evictions cost."""
 
     def run(self, group: Sequence[Qwen3Sequence], chooser: Chooser) -> list[tuple[list[int], list[float]]]:
-        """New tokens and their log probabilities for each row, at least one. Rows need slots, all fresh or none.
+        """Launch and land."""
+        return self.land(self.launch(group, chooser))
 
-        Rows change only after the pass succeeded, except for embeddings, which are right either way.
+    def launch(self, group: Sequence[Qwen3Sequence], chooser: Chooser) -> Flight:
+        """Give the device everything there is to do for ``group``, and wait for nothing. Rows need slots, all fresh or none.
+
+        Only the rows' embeddings change, which are right whatever becomes of the pass.
         """
         self.listen([row for row in group if row.audio_due])
         ids = [row.ids_after(row.kv) for row in group]
@@ -69,7 +82,12 @@ class CatchUp:
             for i in range(1 + len(row.draft))
         ]
         owners = [n for n, row in enumerate(group) for _ in range(1 + len(row.draft))]
-        tokens, scores = self._choose(hidden, owners, places, group, chooser)
+        return Flight(group, Landing(self._choose(hidden, owners, places, group, chooser)))
+
+    def land(self, flight: Flight) -> list[tuple[list[int], list[float]]]:
+        """New tokens and their log probabilities for each row, at least one."""
+        group = flight.group
+        tokens, scores = flight.landing.unpack()
         if self.script is not None:
             tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
         results, at = [], 0
@@ -164,7 +182,8 @@ class CatchUp:
 
     def _choose(
         self, hidden: Tensor, owners: list[int], places: list[int], group: Sequence[Qwen3Sequence], chooser: Chooser
-    ) -> tuple[list[int], list[float]]:
+    ) -> Tensor:
+        """Packed tokens."""
         index = torch.tensor([owners, places]).to(hidden.device, non_blocking=True)
         wanted = hidden[index[0], index[1]]
         packed = []
@@ -172,7 +191,7 @@ class CatchUp:
             part = slice(at, at + _LOGITS_AT_ONCE)
             choose = chooser([group[n] for n in owners[part]]) or greedy
             packed.append(choose(self._decoder.logits(wanted[part])))
-        return unpack(torch.cat(packed, dim=1))
+        return torch.cat(packed, dim=1)
 
 
 def _extend(decoder: Decoder, span: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

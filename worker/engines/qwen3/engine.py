@@ -1,8 +1,8 @@
 """Continuous batching for Qwen3-ASR: sequences join and leave between steps, live rows first.
 
 A step is either one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token) or
-one decode step for all rows that need just their next token. Nothing else happens, so a step is bounded by the size of a
-group, and a neighbour never waits for more than one.
+one decode step for all rows that need just their next token; calls, which are never all up to date where there are many, get
+both. Nothing else happens, so a step is bounded by the size of a group, and a neighbour never waits for more than one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError, OutOfMemory
+from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError
 from shared.journal import log
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
@@ -36,10 +36,11 @@ from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_che
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.mel import LogMel
-from worker.engines.qwen3.sampling import greedy, sampled, unpack
+from worker.engines.qwen3.passes import Passes, seat
+from worker.engines.qwen3.sampling import greedy, sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
-from worker.engines.qwen3.stepper import LogitsToTokens, Row, Stepper
+from worker.engines.qwen3.stepper import LogitsToTokens, Stepper
 from worker.engines.qwen3.vocabulary import Vocabulary
 
 MAX_SEGMENT_S = 30.0
@@ -50,8 +51,6 @@ MIN_ANSWER = 16
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
 GROUP_POSITIONS = {"cuda": 8192, "cpu": 1024}
 """Positions, padding included, that one catching-up pass computes at most (but always one row)."""
-DECODES_BETWEEN = 1
-"""Decode steps between two groups of calls that catch up."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -89,8 +88,6 @@ class Qwen3Engine:
         self._aligner_name = aligner
         self._aligner: ForcedAligner | None = None
         self._last_was_catch_up = False
-        self._decodes = 0
-        """Decode steps since a group caught up."""
         self.logits_hook: LogitsHook | None = None
         """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
 
@@ -119,6 +116,7 @@ class Qwen3Engine:
         self._stepper = Stepper(self.decoder, graphs=self._device.cuda and self._graphs)
         self._table = SlotTable(self._slots)
         self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._vocabulary)
+        self._passes = Passes(self._device, self._catch_up, self._stepper, self._chooser, self._advance, self._fail)
         self._generator = torch.Generator(self._device.where)
         self._warm_up(report)
         return self._capabilities()
@@ -184,7 +182,7 @@ class Qwen3Engine:
     def close(self) -> None:
         """Drop weights, slots and graphs."""
         self._aligner = None
-        for name in ("encoder", "decoder", "_mel", "_stepper", "_table", "_catch_up", "_vocabulary"):
+        for name in ("encoder", "decoder", "_mel", "_stepper", "_table", "_catch_up", "_passes", "_vocabulary"):
             self.__dict__.pop(name, None)
         if hasattr(self, "_device"):
             devices.release_cached(self._device)
@@ -245,12 +243,13 @@ class Qwen3Engine:
             if row.slot is not None:
                 (behind if row.behind else current).append(row)
         if behind and self._catch_up_first(behind, current):
-            self._last_was_catch_up, self._decodes = True, 0
+            self._last_was_catch_up = True
             group = [row for row in self._group(behind) if self._fits(row, events)]
-            events += self._run_catch_up(group) if group else []
+            calls = [row for row in current if row.lane is Lane.LIVE] if behind[0].lane is Lane.LIVE else []
+            events += self._passes.run(calls, group)
         elif current:
-            self._last_was_catch_up, self._decodes = False, self._decodes + 1
-            events += self._run_decode(current)
+            self._last_was_catch_up = False
+            events += self._passes.run(current, [])
         return events
 
     def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
@@ -261,15 +260,8 @@ class Qwen3Engine:
         return True
 
     def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> bool:
-        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher.
-
-        Calls are never all up to date where there are many; so among them both kinds of steps take turns.
-        """
-        if not current or behind[0].lane < current[0].lane:
-            return True
-        if behind[0].lane is Lane.LIVE:
-            return self._decodes >= DECODES_BETWEEN
-        return behind[0].lane == current[0].lane or not self._last_was_catch_up
+        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher."""
+        return not current or behind[0].lane <= current[0].lane or not self._last_was_catch_up
 
     def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
         """Rows that are computed together with the first, in order: calls among themselves, of about one width.
@@ -294,45 +286,6 @@ class Qwen3Engine:
             group.append(row)
         return group
 
-    def _run_catch_up(self, group: list[Qwen3Sequence]) -> list[EngineEvent]:
-        try:
-            return self._advance(group, self._catch_up.run(group, self._chooser))
-        except torch.OutOfMemoryError as error:
-            devices.release_cached(self._device)
-            return self._retry_smaller(group, error)
-        except NapscribeError as error:
-            return self._isolate(group, error)
-
-    def _retry_smaller(self, group: list[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
-        """Once, with half of the rows; the others come in later steps. A row that does not fit alone fails alone."""
-        smaller = group[: math.ceil(len(group) / 2)]
-        try:
-            if len(group) > 1:
-                return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
-        except torch.OutOfMemoryError as again:
-            devices.release_cached(self._device)
-            error = again
-        failure = OutOfMemory(
-            "The device ran out of memory for this recording.",
-            hint="Lower NAPSCRIBE_GPU_MEMORY_MB so that fewer sequences run at once, or stop other programs on the card.",
-        )
-        failure.__cause__ = error
-        return [self._fail(row, failure) for row in smaller[:1]]
-
-    def _isolate(self, group: list[Qwen3Sequence], error: NapscribeError) -> list[EngineEvent]:
-        if len(group) == 1:
-            return [self._fail(group[0], error)]
-        return [event for row in group for event in self._run_catch_up([row])]
-
-    def _run_decode(self, rows: list[Qwen3Sequence]) -> list[EngineEvent]:
-        batch = [Row(_slot(row), row.ids_after(row.kv)[0], row.kv) for row in rows]
-        ids, scores = unpack(self._stepper.run(batch, self._chooser(rows)))
-        if self._catch_up.script is not None:
-            ids = [self._catch_up.script(row, 1)[0] for row in rows]
-        for row in rows:
-            row.kv += 1
-        return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])
-
     def _chooser(self, rows: Sequence[Qwen3Sequence]) -> LogitsToTokens | None:
         """How tokens of these rows are chosen: None for plain greedy, which may run as a graph."""
         heat = [row.request.temperature for row in rows]
@@ -353,7 +306,7 @@ class Qwen3Engine:
         events: list[EngineEvent] = []
         for row, (ids, scores) in zip(rows, results, strict=True):
             if not all(map(math.isfinite, scores)):
-                self.decoder.clear(_slot(row))
+                self.decoder.clear(seat(row))
                 failure = EngineFailed("The model's numbers overflowed on this recording.", hint="Try dtype float32.")
                 events.append(self._fail(row, failure))
                 continue
@@ -404,12 +357,6 @@ def _own(sequence: EngineSequence) -> Qwen3Sequence:
     if not isinstance(sequence, Qwen3Sequence):
         raise TypeError(f"not a sequence of this engine: {type(sequence).__name__}")
     return sequence
-
-
-def _slot(row: Qwen3Sequence) -> int:
-    if row.slot is None:
-        raise RuntimeError("a row without a slot cannot be computed")
-    return row.slot
 
 
 def _too_long() -> AudioTooLong:

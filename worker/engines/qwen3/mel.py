@@ -35,7 +35,7 @@ class MelBatch:
 
 
 class LogMel:
-    """Filter bank and window on the device, and one pinned buffer that samples pass through."""
+    """Filter bank and window on the device; samples pass through pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         from transformers.audio_utils import mel_filter_bank
@@ -52,7 +52,6 @@ class LogMel:
         self._device = device
         self._bank = torch.from_numpy(np.ascontiguousarray(bank.T)).to(device, torch.float32)
         self._window = torch.hann_window(geometry.FFT, device=device)
-        self._staging = torch.zeros(0)
 
     def __call__(self, clips: Sequence[Audio], frames: Sequence[int], loudest: Sequence[Tensor | None]) -> MelBatch:
         """Features of ``clips`` (as ``SampleBuffer.for_frames`` cuts them), with ``frames`` frames each.
@@ -79,7 +78,8 @@ class LogMel:
         return MelBatch(torch.nn.functional.pad(features, (0, missing))[: len(clips)], running[: len(clips)])
 
     def _upload(self, clips: Sequence[Audio]) -> Tensor:
-        """One padded batch on the device. On CUDA the copy is asynchronous; the step's single sync protects the buffer.
+        """One padded batch on the device. On CUDA the copy is asynchronous; torch's pool of pinned memory gives the buffer out
+        again only when the copy is done.
 
         There both sizes are rounded up, and the rows that fill are silent: cuFFT makes a plan for every new shape.
         """
@@ -88,11 +88,7 @@ class LogMel:
             rows = rows if rows < _ROWS_ROUNDED else -(-rows // _ROWS_ROUNDED) * _ROWS_ROUNDED
             length = -(-(length + geometry.HOP - geometry.FFT) // _LENGTH_ROUNDED) * _LENGTH_ROUNDED
             length += geometry.FFT - geometry.HOP
-        shape = rows, length
-        needed = shape[0] * shape[1]
-        if self._staging.numel() < needed:
-            self._staging = torch.zeros(needed, pin_memory=self._device.type == "cuda")
-        batch = self._staging[:needed].view(shape)
+        batch = torch.empty(rows, length, pin_memory=self._device.type == "cuda")
         host = batch.numpy()
         for row, clip in zip(host, clips, strict=False):
             row[: len(clip)] = clip

@@ -1,4 +1,4 @@
-"""From logits to tokens, on the device: the host reads token and log probability of all rows in one copy."""
+"""From logits to tokens, on the device: token and log probability of all rows travel to the host in one copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,25 @@ def _pack(ids: Tensor, logprobs: Tensor) -> Tensor:
     return torch.stack([ids.to(torch.int32), logprobs.float().view(torch.int32)])
 
 
+class Landing:
+    """Packed tokens on their way to the host, which may launch other work meanwhile."""
+
+    def __init__(self, packed: Tensor) -> None:
+        self._host = packed
+        self._there: torch.cuda.Event | None = None
+        if packed.is_cuda:
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record()
+
+    def unpack(self) -> tuple[list[int], list[float]]:
+        """Wait for them: ids and log probabilities as lists."""
+        if self._there is not None:
+            self._there.synchronize()
+        return self._host[0].tolist(), self._host[1].view(torch.float32).tolist()
+
+
 def unpack(packed: Tensor) -> tuple[list[int], list[float]]:
-    """The one synchronisation of a step: copy to the host, then ids and log probabilities as lists."""
-    host = packed.cpu()
-    return host[0].tolist(), host[1].view(torch.float32).tolist()
+    """At once."""
+    return Landing(packed).unpack()

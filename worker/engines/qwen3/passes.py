@@ -1,0 +1,122 @@
+"""The passes of one step: launched one after the other before the first is waited for.
+
+While the device computes a pass, the host prepares the next one and then works on the tokens of the one before: with
+hundreds of calls, that work takes about as long as the passes do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from shared.errors import NapscribeError, OutOfMemory
+from worker.engines.base import EngineEvent
+from worker.engines.qwen3 import device as devices
+from worker.engines.qwen3.catch_up import CatchUp, Chooser
+from worker.engines.qwen3.device import Device
+from worker.engines.qwen3.sampling import Landing
+from worker.engines.qwen3.sequence import Qwen3Sequence
+from worker.engines.qwen3.stepper import Row, Stepper
+
+_ROWS_IN_HALVES = {"cuda": 32}
+"""A group of so many rows is computed in two passes, so that the host works on one while the device computes the other. Less
+would cost the device more than the host gains; where host and device are the same cores, nothing is gained."""
+
+Results = Sequence[tuple[list[int], list[float]]]
+"""New tokens and their log probabilities, by row."""
+Advance = Callable[[Sequence[Qwen3Sequence], Results], list[EngineEvent]]
+Fail = Callable[[Qwen3Sequence, NapscribeError], EngineEvent]
+
+
+class Passes:
+    """Runs them; what becomes of the tokens is told to ``advance``, and which row cannot go on to ``fail``."""
+
+    def __init__(
+        self, device: Device, catch_up: CatchUp, stepper: Stepper, chooser: Chooser, advance: Advance, fail: Fail
+    ) -> None:
+        self._catch_up = catch_up
+        self._stepper = stepper
+        self._chooser = chooser
+        self._advance = advance
+        self._fail = fail
+        self._device = device
+        self.rows_in_halves = _ROWS_IN_HALVES.get(device.where.type, 0)
+        """0: groups are never halved."""
+
+    def run(self, current: Sequence[Qwen3Sequence], group: Sequence[Qwen3Sequence]) -> list[EngineEvent]:
+        """One decode step for ``current`` and one pass or two that catch ``group`` up. Either may be empty; no row is in both."""
+        events: list[EngineEvent] = []
+        decoding = self._launch_decode(current) if current else None
+        flights = []
+        for piece in self._pieces(group):
+            try:
+                flights.append(self._catch_up.launch(piece, self._chooser))
+            except (torch.OutOfMemoryError, NapscribeError) as error:
+                events += self._again(piece, error)
+        if decoding is not None:
+            events += self._land_decode(current, decoding)
+        for flight in flights:
+            events += self._advance(flight.group, self._catch_up.land(flight))
+        return events
+
+    def _pieces(self, group: Sequence[Qwen3Sequence]) -> list[Sequence[Qwen3Sequence]]:
+        if self.rows_in_halves and len(group) >= self.rows_in_halves:
+            half = math.ceil(len(group) / 2)
+            return [group[:half], group[half:]]
+        return [group] if group else []
+
+    # ------------------------------------------------------------ decode steps
+
+    def _launch_decode(self, rows: Sequence[Qwen3Sequence]) -> Landing:
+        batch = [Row(seat(row), row.ids_after(row.kv)[0], row.kv) for row in rows]
+        return Landing(self._stepper.run(batch, self._chooser(rows)))
+
+    def _land_decode(self, rows: Sequence[Qwen3Sequence], landing: Landing) -> list[EngineEvent]:
+        ids, scores = landing.unpack()
+        if self._catch_up.script is not None:
+            ids = [self._catch_up.script(row, 1)[0] for row in rows]
+        for row in rows:
+            row.kv += 1
+        return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])
+
+    # ------------------------------------------------------------ when a pass fails
+
+    def _again(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
+        if isinstance(error, torch.OutOfMemoryError):
+            devices.release_cached(self._device)
+            return self._retry_smaller(group, error)
+        assert isinstance(error, NapscribeError)
+        if len(group) == 1:
+            return [self._fail(group[0], error)]
+        return [event for row in group for event in self._alone(row)]
+
+    def _alone(self, row: Qwen3Sequence) -> list[EngineEvent]:
+        try:
+            return self._advance([row], self._catch_up.run([row], self._chooser))
+        except (torch.OutOfMemoryError, NapscribeError) as error:
+            return self._again([row], error)
+
+    def _retry_smaller(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
+        """Once, with half of the rows; the others come in later steps. A row that does not fit alone fails alone."""
+        smaller = group[: math.ceil(len(group) / 2)]
+        try:
+            if len(group) > 1:
+                return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
+        except torch.OutOfMemoryError as again:
+            devices.release_cached(self._device)
+            error = again
+        failure = OutOfMemory(
+            "The device ran out of memory for this recording.",
+            hint="Lower NAPSCRIBE_GPU_MEMORY_MB so that fewer sequences run at once, or stop other programs on the card.",
+        )
+        failure.__cause__ = error
+        return [self._fail(row, failure) for row in smaller[:1]]
+
+
+def seat(row: Qwen3Sequence) -> int:
+    """The slot of a row that has one."""
+    if row.slot is None:
+        raise RuntimeError("a row without a slot cannot be computed")
+    return row.slot
