@@ -27,7 +27,7 @@ RETRY_SECONDS = 0.005
 """A full ROUTER gives no edge when one peer's pipe has room again, so it is asked."""
 EVENTS_PER_TURN = 256
 """Read at most so many before other tasks of the loop get their turn."""
-AUDIO_SECONDS = 0.005
+AUDIO_SECONDS = 0.01
 """Live frames that come within this time of the last ones sent go together; a frame after a longer silence goes at once."""
 AUDIO_BYTES = 256 * 1024
 """So many bytes go without waiting."""
@@ -37,6 +37,11 @@ MAX_SOCKET_PATH = 107
 
 EventSink = Callable[[Event, Buffer], None]
 GarbageSink = Callable[[int, ProtocolError], None]
+
+# As plain numbers: arithmetic on the flags of the library takes as long as a send.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE = int(zmq.POLLIN)
 
 
 def identity(generation: int) -> bytes:
@@ -92,8 +97,12 @@ class _Router:
 
     def _try_send(self, peer: bytes, header: bytes, payload: Buffer | None) -> bool:
         try:
-            frames = [peer, header] if payload is None else [peer, header, payload]
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
+            self._socket.send(peer, _MORE)
+            if payload is None:
+                self._socket.send(header, _LAST)
+            else:
+                self._socket.send(header, _MORE)
+                self._socket.send(payload, _LAST)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -117,7 +126,7 @@ class _Router:
             self._waiting.popleft()
 
     def _read_soon(self) -> None:
-        if self._turn is None and not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._turn is None and not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
             self._turn = self._loop.call_soon(self._read)
 
     def _read(self) -> None:
@@ -169,8 +178,7 @@ class Channel:
         self._payloads.append(data)
         self._payload_bytes += len(data)
         self._audio_generation = generation
-        now = self._loop.time()
-        if now >= self._audio_sent + AUDIO_SECONDS or self._payload_bytes >= AUDIO_BYTES:
+        if arrived_ns * 1e-9 >= self._audio_sent + AUDIO_SECONDS or self._payload_bytes >= AUDIO_BYTES:
             self._send_audio()
         elif self._audio_timer is None:
             self._audio_timer = self._loop.call_at(self._audio_sent + AUDIO_SECONDS, self._send_audio)

@@ -58,6 +58,7 @@ def dialect(fields: QueryParams, subprotocols: Sequence[str], model: str, reques
 class Deepgram:
     """One connection of ``/v1/listen``."""
 
+    hears_progress: ClassVar[bool] = True
     read_timeout: ClassVar[float] = 10.0
     """Theirs: without audio or a KeepAlive for so long, the connection ends with NET-0001."""
 

@@ -184,7 +184,8 @@ class Hub:
 
     def _pump(self, stream: LiveStream) -> None:
         """Send what flow control lets go."""
-        while stream.generation and not stream.ended and (entry := stream.outgoing()) is not None:
+        outgoing = stream.outgoing
+        while stream.generation and not stream.ended and (entry := outgoing()) is not None:
             if entry.command is None:
                 self._channel.audio(stream.generation, stream.id, entry.arrived_ns, entry.data)
                 continue

@@ -124,6 +124,8 @@ class LiveStream:
         self.crashes = 0
         """Crashes that count against it since it last moved on."""
         self.restarts = 0
+        self.tells_progress = True
+        """Whether the dialect is told of a ``StreamProgress``: they come four times a second, and few need them."""
         self.error: NapscribeError | None = None
         self._changed = changed
         self._outbox = _Outbox()
@@ -156,8 +158,9 @@ class LiveStream:
             return False
         if self.replay.waiting_seconds > BACKPRESSURE_SECONDS:
             return False
-        self.last_audio = time.monotonic()
-        self.replay.add_audio(data, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.last_audio = now_ns * 1e-9
+        self.replay.add_audio(data, now_ns)
         self._changed(self)
         return True
 
@@ -270,6 +273,8 @@ class LiveStream:
                 taken = self._base_byte + received
                 self.replay.acknowledge(taken, self.clock.byte_of(needed))
                 self._make_room()
+                if not self.tells_progress:
+                    return
                 event = msgspec.structs.replace(event, received_bytes=taken)
             case Parked(needed_sample=needed):
                 self.replay.acknowledge(self._parking_byte, self.clock.byte_of(needed))

@@ -75,6 +75,7 @@ def options(fields: Mapping[str, str]) -> StreamOptions:
 class Native:
     """One connection of ``/v1/stream``."""
 
+    hears_progress: ClassVar[bool] = False
     read_timeout: ClassVar[float] = 3600.0
     """A client may be silent for as long as it likes to sleep; a socket nobody has used for an hour is dead."""
 

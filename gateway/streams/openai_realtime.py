@@ -76,6 +76,7 @@ def dialect(
 class OpenAIRealtime:
     """One session."""
 
+    hears_progress: ClassVar[bool] = False
     read_timeout: ClassVar[float] = 3600.0
     """OpenAI ends every session after an hour; here only one in which nobody has said anything for so long."""
 

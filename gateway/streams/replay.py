@@ -7,7 +7,8 @@ acknowledged and no longer needed entry is forgotten; when a worker dies, what w
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass
+
+import msgspec
 
 from shared.streams import StreamCommand, UpdateStream
 
@@ -18,8 +19,7 @@ PIECE_SECONDS = 0.5
 beside what it has not acknowledged yet; a message longer than the window would wait for ever."""
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct, gc=False):
     """Audio (``data``) or a command, with its place in the stream of bytes."""
 
     offset: int
@@ -42,7 +42,7 @@ class ReplayBuffer:
 
     def __init__(self, bytes_per_second: float) -> None:
         """``bytes_per_second`` of the encoding; for a container, whose rate nobody knows, a generous guess."""
-        self._bytes_per_second = bytes_per_second
+        self.set_rate(bytes_per_second)
         self._sent: collections.deque[Entry] = collections.deque()
         self._unsent: collections.deque[Entry] = collections.deque()
         self.received = 0
@@ -69,7 +69,11 @@ class ReplayBuffer:
         return self.received > self.acknowledged or any(e.owed for e in (*self._sent, *self._unsent))
 
     def add_audio(self, data: bytes, now_ns: int) -> None:
-        size = max(1, int(PIECE_SECONDS * self._bytes_per_second))
+        size = self._piece_bytes
+        if len(data) <= size:
+            self._unsent.append(Entry(self.received, data, None, now_ns))
+            self.received += len(data)
+            return
         for start in range(0, len(data), size):
             piece = data[start : start + size]
             self._unsent.append(Entry(self.received, piece, None, now_ns))
@@ -83,6 +87,8 @@ class ReplayBuffer:
     def set_rate(self, bytes_per_second: float) -> None:
         """Another encoding, before the first byte."""
         self._bytes_per_second = bytes_per_second
+        self._piece_bytes = max(1, int(PIECE_SECONDS * bytes_per_second))
+        self._window_bytes = IN_FLIGHT_SECONDS * bytes_per_second
 
     def add_command(self, command: StreamCommand, now_ns: int) -> None:
         """New options take the place of options that nobody has seen yet."""
@@ -102,7 +108,7 @@ class ReplayBuffer:
         if not self._unsent:
             return None
         entry = self._unsent[0]
-        if entry.data and entry.end - self.acknowledged > IN_FLIGHT_SECONDS * self._bytes_per_second:
+        if entry.data and entry.end - self.acknowledged > self._window_bytes:
             return None
         self._unsent.popleft()
         self._sent.append(entry)

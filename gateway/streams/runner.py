@@ -180,6 +180,7 @@ class Runner:
     def _open(self, effect: Open) -> None:
         """Raises TooManyStreams."""
         stream = self._hub.open(f"{self._id}.{effect.track}", effect.options)
+        stream.tells_progress = self._dialect.hears_progress
         self._streams[effect.track] = stream
         reading = self._guarded(self._follow(effect.track, stream))
         self._readers[effect.track] = asyncio.ensure_future(reading)

@@ -75,6 +75,7 @@ class Twilio:
     """One connection: one media stream of one call."""
 
     subprotocol: str | None = None
+    hears_progress: ClassVar[bool] = False
     read_timeout: ClassVar[float] = 60.0
     """A call sends fifty frames a second, silence included."""
 

@@ -88,6 +88,7 @@ class Echo:
     """Opens a stream and says what it is told; a few words mean more."""
 
     subprotocol: str | None = "echo"
+    hears_progress: ClassVar[bool] = True
     read_timeout: ClassVar[float] = 60.0
 
     def begin(self) -> Sequence[Effect]:
