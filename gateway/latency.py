@@ -21,6 +21,7 @@ from shared.streams import UtteranceFinal, UtteranceTimings
 STAGES = (
     "speech_end_to_final",
     "endpoint",
+    "buffered",
     "queue",
     "vad",
     "engine",

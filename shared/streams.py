@@ -166,12 +166,15 @@ class UtteranceTimings(msgspec.Struct, frozen=True, array_like=True):
     """CLOCK_MONOTONIC time at which the gateway received the frame with the last speech sample."""
     endpoint_ns: int = 0
     """Until the silence was long enough: the caller's own setting."""
+    buffered_ns: int = 0
+    """Age, when the end was decided, of the frame that decided it: audio that waited for a worker, or for its turn there."""
     queue_ns: int = 0
     """From the end of the utterance to the first step that worked on it."""
     vad_ns: int = 0
     engine_ns: int = 0
     """Of the steps after the end of the utterance."""
     encode_ns: int = 0
+    """This and the next two are parts of ``engine_ns``, from engines that know them."""
     prefill_ns: int = 0
     decode_ns: int = 0
     windows: int = 0

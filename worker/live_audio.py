@@ -88,6 +88,8 @@ class Arrival:
     """What the scheduler needs for the timings of an utterance that ended."""
 
     speech_end_ns: int
+    deciding_ns: int
+    """When the frame came that made the end certain; where the caller asked for the end, when that was obeyed."""
     decided_ns: int
     vad_ns: int
 
@@ -328,8 +330,10 @@ class LiveAudio:
                     ear.owed.append((number, start))
                     if not action.announced:
                         self._emit(SpeechStarted(self._generation, ear.request_id, number, start))
-                case End(utterance=number, end_sample=end):
-                    arrival = Arrival(ear.arrived_ns(end), time.monotonic_ns(), ear.vad_ns)
+                case End(utterance=number, end_sample=end, cause=cause):
+                    now = time.monotonic_ns()
+                    deciding = ear.arrived_ns(ear.endpointer.position) if cause in ("silence", "length") else now
+                    arrival = Arrival(ear.arrived_ns(end), deciding or now, now, ear.vad_ns)
                     ear.vad_ns = 0
                     if not action.announced:
                         self._emit(SpeechStopped(self._generation, ear.request_id, number, end))

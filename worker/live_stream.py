@@ -210,7 +210,7 @@ class LiveStream:
                 finish_reason=final.finish_reason,
                 cause=end.cause,
                 revised=utterance.stabilizer.revised(text),
-                timings=self._timings(utterance),
+                timings=self._timings(utterance, final),
                 logprobs=final.logprobs,
             )
         )
@@ -225,13 +225,18 @@ class LiveStream:
         return tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
 
     @staticmethod
-    def _timings(utterance: LiveUtterance) -> UtteranceTimings:
-        arrival = utterance.arrival or Arrival(0, 0, 0)
+    def _timings(utterance: LiveUtterance, final: Final) -> UtteranceTimings:
+        arrival = utterance.arrival or Arrival(0, 0, 0, 0)
         queued = utterance.first_step_ns - arrival.decided_ns if utterance.first_step_ns and arrival.decided_ns else 0
         return UtteranceTimings(
             speech_end_ns=arrival.speech_end_ns,
-            endpoint_ns=max(0, arrival.decided_ns - arrival.speech_end_ns) if arrival.speech_end_ns else 0,
+            endpoint_ns=max(0, arrival.deciding_ns - arrival.speech_end_ns) if arrival.speech_end_ns else 0,
+            buffered_ns=max(0, arrival.decided_ns - arrival.deciding_ns),
             queue_ns=max(0, queued),
             vad_ns=arrival.vad_ns,
             engine_ns=utterance.engine_ns,
+            encode_ns=final.work.encode_ns,
+            prefill_ns=final.work.prefill_ns,
+            decode_ns=final.work.decode_ns,
+            windows=final.work.windows,
         )

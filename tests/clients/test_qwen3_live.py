@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,8 +29,13 @@ CLIPS = [next(path for path in WAVES if path.stem == name) for name in ("flite-a
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(model=TINY, threads=1) as running:
+def latency_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("latency") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(latency_log: Path) -> Iterator[Server]:
+    with serving(model=TINY, threads=1, latency_log=latency_log) as running:
         yield running
 
 
@@ -38,7 +45,7 @@ def audio_of(index: int) -> Audio:
     return read_audio(CLIPS[index])
 
 
-async def test_two_utterances_of_a_call(server: Server) -> None:
+async def test_two_utterances_of_a_call(server: Server, latency_log: Path) -> None:
     """At the pace of speech. Deltas of an utterance are its final; words are those of the file, but for early guesses."""
     await asyncio.to_thread(server.http.post, f"/api/ps/{TINY.name}")
     pause = silence(0.9)
@@ -55,6 +62,15 @@ async def test_two_utterances_of_a_call(server: Server) -> None:
         # What was certain for two updates stays, also where the small model changes its mind later.
         assert word_errors(said(path), final["text"]) <= 2, (said(path), final["text"])
     assert any(event["utterance"] == 0 for event in talk.of("partial"))
+    for final, line in zip(finals, latency_log.read_text().splitlines(), strict=True):
+        spent = json.loads(line)
+        assert spent["encode_ms"] > 0 < spent["prefill_ms"]
+        parts = spent["encode_ms"] + spent["prefill_ms"] + spent["decode_ms"]
+        assert parts <= spent["engine_ms"] <= spent["speech_end_to_final_ms"]
+        # Under 8 s of sound: the one open window, once an update, and never for anything heard before.
+        updates = 1 + (final["end"] - final["start"] + 1.0) / 0.32
+        assert 2 <= spent["windows"] <= updates
+        assert final["timings"]["buffered"] >= 0
 
 
 async def test_a_call_faster_than_speech_is_heard_whole(server: Server) -> None:

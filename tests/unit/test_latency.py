@@ -14,7 +14,12 @@ from gateway.latency import LatencyLog, percentiles, stages_ms, summary
 from shared.streams import UtteranceFinal, UtteranceTimings
 
 TIMINGS = UtteranceTimings(
-    speech_end_ns=1_000_000_000, endpoint_ns=500_000_000, queue_ns=2_500_000, engine_ns=80_000_000, windows=7
+    speech_end_ns=1_000_000_000,
+    endpoint_ns=500_000_000,
+    buffered_ns=1_000_000,
+    queue_ns=2_500_000,
+    engine_ns=80_000_000,
+    windows=7,
 )
 
 
@@ -41,7 +46,7 @@ def test_a_line_an_utterance_and_no_word_of_it(tmp_path: Path) -> None:
     assert len(lines) == 4, "it appends"
     last = lines[-1]
     assert (last["request_id"], last["utterance"], last["cause"], last["audio_ms"]) == ("req_1.0", 3, "silence", 1500)
-    assert (last["endpoint_ms"], last["engine_ms"], last["windows"]) == (500.0, 80.0, 7)
+    assert (last["endpoint_ms"], last["buffered_ms"], last["engine_ms"], last["windows"]) == (500.0, 1.0, 80.0, 7)
     assert last["speech_end_to_final_ms"] > 0
 
 

@@ -70,6 +70,18 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What a sequence has cost, from engines that know. Times are of passes since its audio was complete, in ns; a pass that it
+    shared with others counts in full, because it waited for all of it."""
+
+    encode_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    windows: int = 0
+    """Windows that the encoder has computed for it, all its life."""
+
+
+@dataclass(frozen=True, slots=True)
 class Final:
     """The text of the whole sequence, prefix included."""
 
@@ -83,6 +95,7 @@ class Final:
     logprobs: tuple[tuple[str, float], ...] = ()
     finish_reason: str = "stop"
     """``stop``; ``repetition`` or ``length`` when the engine ended a run-away: then ``text`` is what was good."""
+    work: Work = Work()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from worker.engines.qwen3.decoder import Decoder
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.graphs import Recordings, bucket
 from worker.engines.qwen3.mel import LogMel
-from worker.engines.qwen3.sampling import Landing, greedy
+from worker.engines.qwen3.sampling import Landing, Mark, greedy
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.stepper import LogitsToTokens
 from worker.engines.qwen3.vocabulary import Vocabulary
@@ -46,6 +46,8 @@ class Flight:
     """A pass that has been launched. Its rows must not change until it has landed."""
 
     group: Sequence[Qwen3Sequence]
+    begin: Mark
+    encoded: Mark
     landing: Landing
 
 
@@ -72,7 +74,9 @@ class CatchUp:
 
         Only the rows' embeddings change, which are right whatever becomes of the pass.
         """
+        begin = Mark(self._decoder.device)
         self.listen([row for row in group if row.audio_due])
+        encoded = Mark(self._decoder.device)
         ids = [row.ids_after(row.kv) for row in group]
         self.positions += sum(map(len, ids))
         hidden = self._fill(group, ids)
@@ -82,12 +86,17 @@ class CatchUp:
             for i in range(1 + len(row.draft))
         ]
         owners = [n for n, row in enumerate(group) for _ in range(1 + len(row.draft))]
-        return Flight(group, Landing(self._choose(hidden, owners, places, group, chooser)))
+        return Flight(group, begin, encoded, Landing(self._choose(hidden, owners, places, group, chooser)))
 
     def land(self, flight: Flight) -> list[tuple[list[int], list[float]]]:
         """New tokens and their log probabilities for each row, at least one."""
         group = flight.group
         tokens, scores = flight.landing.unpack()
+        encode_ns, prefill_ns = flight.encoded.since(flight.begin), flight.landing.there.since(flight.encoded)
+        for row in group:
+            if row.finished:
+                row.encode_ns += encode_ns
+                row.prefill_ns += prefill_ns
         if self.script is not None:
             tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
         results, at = [], 0
@@ -116,6 +125,7 @@ class CatchUp:
         index = torch.tensor(picked).to(windows.device, non_blocking=True)
         embeddings = iter(self._encoder(windows[index], frames))
         for n, row in enumerate(rows):
+            row.windows_encoded += -(-counts[n] // geometry.WINDOW_FRAMES)
             parts = [next(embeddings) for _ in range(-(-counts[n] // geometry.WINDOW_FRAMES))]
             closed = geometry.closed_windows(lengths[n], finished=row.finished) - len(row.windows)
             row.hear(parts[:closed], parts[closed] if len(parts) > closed else None, mel.loudest[n], length=lengths[n])

@@ -16,7 +16,7 @@ from worker.engines.base import EngineEvent
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.catch_up import CatchUp, Chooser
 from worker.engines.qwen3.device import Device
-from worker.engines.qwen3.sampling import Landing
+from worker.engines.qwen3.sampling import Landing, Mark
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.stepper import Row, Stepper
 
@@ -56,7 +56,7 @@ class Passes:
             except (torch.OutOfMemoryError, NapscribeError) as error:
                 events += self._again(piece, error)
         if decoding is not None:
-            events += self._land_decode(current, decoding)
+            events += self._land_decode(current, *decoding)
         for flight in flights:
             events += self._advance(flight.group, self._catch_up.land(flight))
         return events
@@ -69,16 +69,19 @@ class Passes:
 
     # ------------------------------------------------------------ decode steps
 
-    def _launch_decode(self, rows: Sequence[Qwen3Sequence]) -> Landing:
+    def _launch_decode(self, rows: Sequence[Qwen3Sequence]) -> tuple[Mark, Landing]:
+        begin = Mark(self._device.where)
         batch = [Row(seat(row), row.ids_after(row.kv)[0], row.kv) for row in rows]
-        return Landing(self._stepper.run(batch, self._chooser(rows)))
+        return begin, Landing(self._stepper.run(batch, self._chooser(rows)))
 
-    def _land_decode(self, rows: Sequence[Qwen3Sequence], landing: Landing) -> list[EngineEvent]:
+    def _land_decode(self, rows: Sequence[Qwen3Sequence], begin: Mark, landing: Landing) -> list[EngineEvent]:
         ids, scores = landing.unpack()
+        took_ns = landing.there.since(begin)
         if self._catch_up.script is not None:
             ids = [self._catch_up.script(row, 1)[0] for row in rows]
         for row in rows:
             row.kv += 1
+            row.decode_ns += took_ns if row.finished else 0
         return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])
 
     # ------------------------------------------------------------ when a pass fails

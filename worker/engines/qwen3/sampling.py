@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -28,22 +29,43 @@ def _pack(ids: Tensor, logprobs: Tensor) -> Tensor:
     return torch.stack([ids.to(torch.int32), logprobs.float().view(torch.int32)])
 
 
+class Mark:
+    """A moment in the device's work; where that is the CPU, now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._now = 0
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._now = time.perf_counter_ns()
+
+    def wait(self) -> None:
+        """Return when the device has come here."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def since(self, earlier: Mark) -> int:
+        """Nanoseconds between two moments that have both passed."""
+        if self._event is None or earlier._event is None:
+            return self._now - earlier._now
+        return int(earlier._event.elapsed_time(self._event) * 1e6)
+
+
 class Landing:
     """Packed tokens on their way to the host, which may launch other work meanwhile."""
 
     def __init__(self, packed: Tensor) -> None:
         self._host = packed
-        self._there: torch.cuda.Event | None = None
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
-            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._there.record()
+        self.there = Mark(packed.device)
 
     def unpack(self) -> tuple[list[int], list[float]]:
         """Wait for them: ids and log probabilities as lists."""
-        if self._there is not None:
-            self._there.synchronize()
+        self.there.wait()
         return self._host[0].tolist(), self._host[1].view(torch.float32).tolist()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared.messages import Lane
 from shared.pcm import SAMPLE_RATE
-from worker.engines.base import Final, SequenceRequest
+from worker.engines.base import Final, SequenceRequest, Work
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
 from worker.engines.qwen3.border import border
@@ -77,6 +77,9 @@ class Qwen3Sequence:
         self.settled = False
         """Whether the text for what was heard is complete."""
         self.finish_reason = "stop"
+        self.encode_ns = self.prefill_ns = self.decode_ns = 0
+        """Of passes since all sound was there."""
+        self.windows_encoded = 0
         self._shown = 0
         self._shown_tokens = 0
         """Of the tokens for what was heard, frozen ones included: so many have been shown, and are not taken back."""
@@ -330,6 +333,7 @@ class Qwen3Sequence:
             avg_logprob=sum(scores) / len(scores) if scores else None,
             logprobs=self._logprobs() if self._request.logprobs else (),
             finish_reason=self.finish_reason,
+            work=Work(self.encode_ns, self.prefill_ns, self.decode_ns, self.windows_encoded),
         )
 
     def _logprobs(self) -> tuple[tuple[str, float], ...]:
