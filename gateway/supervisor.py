@@ -113,6 +113,8 @@ class Supervisor:
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._process: WorkerProcess | None = None
+        self._pid = 0
+        """As the worker itself said."""
         self._recorder: tuple[int, Recorder | None] = (0, None)
         self._worker: Worker | None = None
         self._word_times = "none"
@@ -249,12 +251,14 @@ class Supervisor:
                 hint = "Gateway and worker come from different installations: install again."
                 self._fatal = Fatal(event.generation, ModelLoadFailed.code, message, hint)
                 self.unresponsive(event.generation, message)
-            case Hello():
+            case Hello(pid=pid):
+                self._pid = pid
                 self._progressed(event.generation, "connected", 0.0)
             case Progress(phase=phase, fraction=fraction):
                 self._progressed(event.generation, phase, fraction)
-            case Ready(capabilities=capabilities, credits=credits) if self._process is not None:
-                self._worker = Worker(event.generation, self._process.pid, capabilities, credits)
+            case Ready(capabilities=capabilities, credits=credits):
+                # On a busy loop this may come before the spawn has returned, and then ``_process`` is not there yet.
+                self._worker = Worker(event.generation, self._pid, capabilities, credits)
                 self._word_times = capabilities.word_times
                 self._languages = capabilities.languages
                 self.spawn_seconds = self._loop.time() - self._started_at

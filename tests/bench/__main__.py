@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench import cold_start, idle_memory, lanes, live_load, throughput
+from tests.bench import calls, cold_start, idle_memory, lanes, live_load, throughput
 from tests.bench.figures import Figure, table
 from tests.server import ROOT
 
@@ -25,6 +25,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "speed": throughput.measure,
     "lanes": lanes.measure,
     "live": live_load.measure,
+    "calls": calls.measure,
 }
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- written by make bench: begin -->", "<!-- written by make bench: end -->"

@@ -31,13 +31,13 @@ def measure() -> Iterator[Figure]:
     with serving(script=True, idle_seconds=3600) as server, tempfile.TemporaryDirectory() as folder:
         server.transcribe(CLIP).raise_for_status()
         idle = [_probe(server) for _ in range(PROBES)]
-        step = _longest_step(server, Path(folder) / "segment.wav")
+        step = longest_step(server, Path(folder) / "segment.wav")
 
         path = Path(folder) / "long.wav"
         audio, _ = recital(FILE_SECONDS // 35, (0.4, 0.9))
         path.write_bytes(wav(audio[: FILE_SECONDS * 16_000]))
         steps = server.worker["steps"]
-        reader = threading.Thread(target=_read, args=(server.url, path), daemon=True)
+        reader = threading.Thread(target=read, args=(server.url, path), daemon=True)
         reader.start()
         server.until(lambda: server.worker["steps"] > steps, "the file is being read")
         busy = []
@@ -62,7 +62,7 @@ def _probe(server: Server) -> float:
     return time.perf_counter() - began
 
 
-def _longest_step(server: Server, path: Path) -> float:
+def longest_step(server: Server, path: Path) -> float:
     """Engine seconds of a full segment, on an idle server."""
     audio, _ = recital(1, (0,), trim=True)
     path.write_bytes(wav(audio[: round((SEGMENT_SECONDS - 0.5) * 16_000)]))
@@ -71,7 +71,7 @@ def _longest_step(server: Server, path: Path) -> float:
     return statistics.median(stages(answer)["engine"] for answer in answers) / 1e3
 
 
-def _read(url: str, path: Path) -> None:
+def read(url: str, path: Path) -> None:
     """A client that wants a long file transcribed; in the end the server refuses it, since it stops."""
     with path.open("rb") as recording:
         httpx.post(f"{url}/v1/audio/transcriptions", files={"file": (path.name, recording)}, timeout=600)

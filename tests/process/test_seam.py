@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from gateway.lifecycle import Phase, Policy
+from gateway.process import WorkerProcess
 from shared.errors import (
     Cancelled,
     ModelLoadFailed,
@@ -19,7 +21,7 @@ from shared.errors import (
     WorkerCrashed,
     WorkerUnavailable,
 )
-from shared.messages import Lane
+from shared.messages import Lane, Ready
 from tests.process.conftest import FAST, StartSeam, alive
 
 
@@ -118,6 +120,23 @@ async def test_slow_load_is_patience_not_a_hang(seam: StartSeam) -> None:
     s = await seam("--slow-load 1.2", policy=Policy(idle_s=60, start_stall_s=0.8, stop_s=0.3))
     assert len(await s.transcribe()) == 3
     assert s.supervisor.report()["generation"] == 1
+
+
+async def test_a_worker_that_is_ready_before_its_spawn_has_returned(
+    seam: StartSeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop with two hundred uploads in hand comes back to the spawn late, and must not miss what was said meanwhile."""
+    spawn = WorkerProcess.spawn
+
+    async def slow(argv: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]) -> WorkerProcess:
+        process = await spawn(argv, env, descriptors)
+        await s.until(lambda: any(isinstance(event, Ready) for event in s.events), "said to be ready")
+        return process
+
+    monkeypatch.setattr(WorkerProcess, "spawn", slow)
+    s = await seam("")
+    assert len(await asyncio.wait_for(s.transcribe(), 10)) == 3
+    assert (await s.supervisor.load()).pid == s.pid
 
 
 async def test_a_start_without_progress_is_refused_after_three(seam: StartSeam) -> None:
