@@ -174,7 +174,8 @@ class UtteranceTimings(msgspec.Struct, frozen=True, array_like=True):
     engine_ns: int = 0
     """Of the steps after the end of the utterance."""
     encode_ns: int = 0
-    """This and the next two are parts of ``engine_ns``, from engines that know them."""
+    """This and the next two, from engines that know them: of the passes that the last audio took. They may have been over
+    before the end was certain, and are no part of ``engine_ns`` then."""
     prefill_ns: int = 0
     decode_ns: int = 0
     windows: int = 0

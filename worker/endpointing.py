@@ -51,6 +51,13 @@ class Speech:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """All audio of the utterance has been handed out, should its speech have ended. ``Speech`` may follow."""
+
+    utterance: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     utterance: int
     end_sample: int
@@ -63,7 +70,7 @@ class End:
     announced: bool = False
 
 
-Action = Begin | Speech | End
+Action = Begin | Speech | Pause | End
 
 
 @dataclass(slots=True)
@@ -77,6 +84,8 @@ class _Utterance:
     announced_end: int = -1
     frames: int = 0
     """Frames of speech."""
+    paused: bool = False
+    """The pause that it is in has been told."""
     regions: list[list[int]] = field(default_factory=list)
     speech_due: int = 0
     """Of a resumed one: its speech has begun by this sample; what comes before it is pre-roll and no silence that ends it."""
@@ -186,7 +195,11 @@ class Endpointer:
             self._speech(utterance)
             actions: list[Action] = self._feed(utterance, self.position)
         else:
-            actions = self._feed(utterance, min(self.position, utterance.last_speech + TAIL_SAMPLES))
+            tail = utterance.last_speech + TAIL_SAMPLES
+            actions = self._feed(utterance, min(self.position, tail))
+            if self.position >= tail and not utterance.paused and utterance.frames >= MIN_SPEECH_FRAMES:
+                utterance.paused = True
+                actions.append(Pause(utterance.number))
         silence = self.position - (utterance.last_speech if utterance.frames else utterance.speech_due)
         if self.rules.automatic and silence >= max(1, self.rules.silence_ms * SAMPLE_RATE // 1000):
             return actions + self._close(utterance, utterance.last_speech, "silence")
@@ -198,6 +211,7 @@ class Endpointer:
 
     def _speech(self, utterance: _Utterance) -> None:
         utterance.frames += 1
+        utterance.paused = False
         begin = self.position - FRAME
         if utterance.regions and utterance.regions[-1][1] >= begin:
             utterance.regions[-1][1] = self.position

@@ -17,7 +17,7 @@ from shared.streams import (
     UtteranceFinal,
     UtteranceTimings,
 )
-from worker.endpointing import Begin, End, Speech
+from worker.endpointing import Begin, End, Pause, Speech
 from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
 from worker.live_audio import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
 from worker.repetition import collapse_repetitions, collapse_word_runs
@@ -82,6 +82,8 @@ class LiveStream:
                 utterance = self.open[number]
                 utterance.heard += len(audio)
                 self.engine.feed(utterance.sequence, audio)
+            case Pause(utterance=number):
+                self.engine.pause(self.open[number].sequence)
             case End():
                 self._end(happening, arrival)
             case Cleared():

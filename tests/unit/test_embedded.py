@@ -171,12 +171,34 @@ def _live(engine: EmbeddedEngine) -> EmbeddedSequence:
     return engine.open(SequenceRequest("a", Lane.LIVE, partials=True))
 
 
-def test_the_first_hypothesis_comes_after_800_ms(engine: EmbeddedEngine) -> None:
+@pytest.mark.parametrize(("quiet", "needed"), [(0, 8_000), (3_200, 11_200), (4_800, 12_800), (9_600, 12_800)])
+def test_the_first_hypothesis_comes_after_half_a_second_of_speech(
+    engine: EmbeddedEngine, quiet: int, needed: int
+) -> None:
+    """Pre-roll is silence or not; and however it looks, after 0.8 s it comes."""
     row = _live(engine)
-    engine.feed(row, clip("jfk")[6000 : 6000 + 12_799])
+    speech = clip("librivox-0930")[8_000:]
+    sound = np.concatenate([np.zeros(quiet, np.float32), speech])
+    engine.feed(row, sound[: needed - 1])
     assert not row.ready
-    engine.feed(row, clip("jfk")[:1])
-    assert row.ready
+    engine.feed(row, sound[needed - 1 : needed])
+    assert [row.ready] == [True]
+
+
+def test_a_pause_is_heard_at_once_and_the_final_needs_no_decode(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = engine.open(SequenceRequest("a", Lane.LIVE))
+    engine.feed(row, clip("librivox-0930"))
+    assert not row.ready
+    engine.pause(row)
+    assert [row.ready] == [True]
+    assert engine.step([row], 0) == [], "nobody reads along"
+    engine.finish(row)
+    monkeypatch.setattr(engine._decoders[0], "decode", None)
+    (final,) = engine.step([row], 0)
+    assert isinstance(final, Final)
+    assert final.text == transcripts()["librivox-0930"]
 
 
 def test_hypotheses_leave_time_for_others(engine: EmbeddedEngine) -> None:

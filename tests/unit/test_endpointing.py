@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.streams import Endpointing, OpenUtterance
-from worker.endpointing import TAIL_SAMPLES, Action, Begin, End, Endpointer, Speech
+from worker.endpointing import TAIL_SAMPLES, Action, Begin, End, Endpointer, Pause, Speech
 from worker.vad import FRAME
 
 RULES = Endpointing()
@@ -33,7 +33,7 @@ def heard(actions: list[Action], utterance: int) -> np.ndarray:
 
 
 def kinds(actions: list[Action]) -> list[type]:
-    return [type(action) for action in actions if not isinstance(action, Speech)]
+    return [type(action) for action in actions if not isinstance(action, Speech | Pause)]
 
 
 def test_silence_begins_nothing() -> None:
@@ -65,6 +65,23 @@ def test_an_utterance_has_its_preroll_and_its_tail() -> None:
 def test_a_dip_inside_a_word_ends_nothing() -> None:
     actions = play(Endpointer(RULES, 30), (SPEECH, 20), (0.4, 30), (SPEECH, 20), (SILENCE, 20))
     assert kinds(actions) == [Begin, End]
+
+
+def test_a_pause_is_told_once_when_all_that_may_belong_to_the_utterance_is_out() -> None:
+    endpointer = Endpointer(RULES, 30)
+    actions = play(endpointer, (SPEECH, 20), (SILENCE, 10), (SPEECH, 5), (SILENCE, SILENCE_FRAMES))
+    places = [n for n, action in enumerate(actions) if isinstance(action, Pause)]
+    assert len(places) == 2
+    for place, spoken in zip(places, (20, 35), strict=True):
+        audio = heard(actions[:place], 0)
+        assert audio[-1] + 1 == spoken * FRAME + TAIL_SAMPLES
+    assert isinstance(actions[-1], End)
+    assert not any(isinstance(action, Speech) for action in actions[places[-1] :]), "nothing new for the final"
+
+
+def test_a_cough_is_not_worth_hearing_early() -> None:
+    actions = play(Endpointer(RULES, 30), (SPEECH, 4), (SILENCE, SILENCE_FRAMES))
+    assert not any(isinstance(action, Pause) for action in actions)
 
 
 def test_a_pause_shorter_than_the_setting_ends_nothing() -> None:

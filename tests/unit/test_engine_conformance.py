@@ -362,6 +362,19 @@ def test_what_is_frozen_stays(loaded: Loaded) -> None:
     assert loaded.final(sequence).text.startswith(frozen)
 
 
+@pytest.mark.parametrize("partials", [True, False], ids=["read-along", "final-only"])
+def test_a_pause_is_heard_early_and_changes_nothing(loaded: Loaded, partials: bool) -> None:
+    sequence = loaded.open(PARTIALS if partials else None)
+    for piece in pieces(clips()[0], 9_000):
+        loaded.engine.feed(sequence, piece)
+        loaded.engine.pause(sequence)
+        events = loaded.run([sequence])
+        assert partials or not events
+        assert not ready(sequence), "once a pause"
+    loaded.engine.finish(sequence)
+    assert loaded.final(sequence).text == loaded.alone[0]
+
+
 # ---------------------------------------------------------------- suspend and cancel
 
 

@@ -71,8 +71,8 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a sequence has cost, from engines that know. Times are of passes since its audio was complete, in ns; a pass that it
-    shared with others counts in full, because it waited for all of it."""
+    """What a sequence has cost, from engines that know. Times are of the passes that its last audio took, which may
+    have been over before its end was certain, in ns; a pass that it shared with others counts in full: it waited for all of it."""
 
     encode_ns: int = 0
     prefill_ns: int = 0
@@ -152,6 +152,11 @@ class Engine(Protocol):
         """
         ...
 
+    def pause(self, sequence: EngineSequence) -> None:
+        """Speech has paused, and perhaps ended: what has been fed may be all there is. A hint that hearing it now, before the
+        end is certain, lets the final be said without a wait. More audio takes it back."""
+        ...
+
     def suspend(self, sequence: EngineSequence) -> None:
         """Give up whatever the sequence holds on the device. Nothing already emitted changes."""
         ...
@@ -183,6 +188,8 @@ class BufferedSequence:
     finished: bool = False
     decoded: int = 0
     """Samples that the last hypothesis has heard."""
+    paused: bool = False
+    """Speech has paused after what was fed."""
 
     @property
     def ready(self) -> bool:
@@ -191,6 +198,7 @@ class BufferedSequence:
     def append(self, audio: Audio) -> None:
         self.chunks.append(audio)
         self.length += len(audio)
+        self.paused = False
 
     def audio(self) -> Audio:
         """All of it, as one array; joins the chunks once."""

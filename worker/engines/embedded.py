@@ -50,8 +50,13 @@ MAX_STEP_S = 30.0
 
 HYPOTHESIS_S = 0.32
 """New audio before a hypothesis is worth a decode …"""
+FIRST_SPEECH_S = 0.5
+"""The first one waits longer, for so much speech. Of less the model makes words up ("You.")."""
 FIRST_HYPOTHESIS_S = 0.8
-"""The first one waits longer: with the pre-roll this is half a second of speech. Of less the model makes words up ("You.")."""
+"""It does not wait longer than this, pre-roll included, wherever speech seems to begin."""
+LOUD = 0.1
+"""Share of the loudest 20 ms so far from which sound counts as speech, for the first hypothesis only."""
+_LEVEL_FRAME = SAMPLE_RATE // 50
 HYPOTHESIS_DECODES = 3
 """… and at least this many times what the last decode took, so that one stream leaves time for others."""
 STREAMS_PER_DECODER = 3
@@ -93,7 +98,8 @@ class EmbeddedSequence(BufferedSequence):
     def ready(self) -> bool:
         if self.closed or self.finished:
             return not self.closed
-        return self.request.partials and self.length - self.decoded >= self.pace
+        new = self.length - self.decoded
+        return new > 0 if self.paused else self.request.partials and new >= self.pace
 
 
 class EmbeddedEngine:
@@ -145,12 +151,17 @@ class EmbeddedEngine:
         if row.closed or row.finished:
             raise ValueError("Audio came after the end of its sequence.")
         row.append(audio)
+        if not row.decoded and row.request.partials:
+            row.pace = _first_pace(row.audio())
 
     def finish(self, sequence: EngineSequence) -> None:
         _own(sequence).finished = True
 
     def freeze(self, sequence: EngineSequence, text: str) -> None:
         """Not for this engine: it takes no prefix."""
+
+    def pause(self, sequence: EngineSequence) -> None:
+        _own(sequence).paused = True
 
     def suspend(self, sequence: EngineSequence) -> None:
         """Nothing is held between steps."""
@@ -168,7 +179,8 @@ class EmbeddedEngine:
         self._provide(len(taken))
         jobs = list(zip(self._decoders, taken, strict=False))
         others = [self._threads().submit(_advance, *job) for job in jobs[1:]]
-        return [_advance(*jobs[0]), *(other.result() for other in others)]
+        events = [_advance(*jobs[0]), *(other.result() for other in others)]
+        return [event for event in events if event is not None]
 
     def close(self) -> None:
         if self._pool is not None:
@@ -210,7 +222,14 @@ def _close(row: EmbeddedSequence) -> None:
     row.chunks.clear()
 
 
-def _advance(decoder: _Decoder, row: EmbeddedSequence) -> EngineEvent:
+def _first_pace(audio: Audio) -> int:
+    """Samples that the first hypothesis needs: half a second from where it becomes loud, which pre-roll may or may not be."""
+    level = np.sqrt((audio[: len(audio) // _LEVEL_FRAME * _LEVEL_FRAME].reshape(-1, _LEVEL_FRAME) ** 2).mean(axis=1))
+    onset = int(np.argmax(level > LOUD * level.max())) * _LEVEL_FRAME if len(level) else 0
+    return min(samples(FIRST_HYPOTHESIS_S), onset + samples(FIRST_SPEECH_S))
+
+
+def _advance(decoder: _Decoder, row: EmbeddedSequence) -> EngineEvent | None:
     """One decode of everything that the row has heard."""
     try:
         if row.decoded != row.length:
@@ -220,7 +239,7 @@ def _advance(decoder: _Decoder, row: EmbeddedSequence) -> EngineEvent:
         typed = error if isinstance(error, NapscribeError) else EngineFailed(f"Moonshine failed: {error!r}.")
         return SequenceFailed(row, typed)
     if not row.finished:
-        return Hypothesis(row, row.text)
+        return Hypothesis(row, row.text) if row.request.partials else None
     _close(row)
     return Final(row, row.text, language="en", finish_reason="repetition" if row.repeated else "stop")
 

@@ -98,6 +98,12 @@ class PairEngine:
         row.frozen = text
         row.engine.freeze(row.inner, text)
 
+    def pause(self, sequence: EngineSequence) -> None:
+        """Of use where the model that says the final is the one that listens."""
+        row = _own(sequence)
+        if row.engine is self._main:
+            self._main.pause(row.inner)
+
     def suspend(self, sequence: EngineSequence) -> None:
         row = _own(sequence)
         row.engine.suspend(row.inner)

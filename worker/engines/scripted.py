@@ -150,9 +150,8 @@ class ScriptedSequence(BufferedSequence):
         if self.closed or self.finished:
             return not self.closed
         new = self.length - self.decoded
-        return self.request.partials and (
-            self.said < len(self.tokens) or new >= samples(self.options.cadence_ms / 1000)
-        )
+        wanted = 1 if self.paused else samples(self.options.cadence_ms / 1000)
+        return self.request.partials and (self.said < len(self.tokens) or new >= wanted)
 
     @property
     def prefix(self) -> str:
@@ -234,6 +233,9 @@ class ScriptedEngine:
     def freeze(self, sequence: EngineSequence, text: str) -> None:
         if self._options.prefix:
             _own(sequence).frozen = text
+
+    def pause(self, sequence: EngineSequence) -> None:
+        _own(sequence).paused = True
 
     def suspend(self, sequence: EngineSequence) -> None:
         _own(sequence).forget()

@@ -94,9 +94,8 @@ class CatchUp:
         tokens, scores = flight.landing.unpack()
         encode_ns, prefill_ns = flight.encoded.since(flight.begin), flight.landing.there.since(flight.encoded)
         for row in group:
-            if row.finished:
-                row.encode_ns += encode_ns
-                row.prefill_ns += prefill_ns
+            row.encode_ns += encode_ns
+            row.prefill_ns += prefill_ns
         if self.script is not None:
             tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
         results, at = [], 0

@@ -209,13 +209,18 @@ class Qwen3Engine:
         return Qwen3Sequence(request, self._vocabulary, self._eos)
 
     def feed(self, sequence: EngineSequence, audio: Audio) -> None:
-        _own(sequence).samples.append(audio)
+        mine = _own(sequence)
+        mine.samples.append(audio)
+        mine.paused = False
 
     def finish(self, sequence: EngineSequence) -> None:
         _own(sequence).finished = True
 
     def freeze(self, sequence: EngineSequence, text: str) -> None:
         _own(sequence).freeze(text)
+
+    def pause(self, sequence: EngineSequence) -> None:
+        _own(sequence).paused = True
 
     def suspend(self, sequence: EngineSequence) -> None:
         mine = _own(sequence)

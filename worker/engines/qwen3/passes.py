@@ -81,7 +81,7 @@ class Passes:
             ids = [self._catch_up.script(row, 1)[0] for row in rows]
         for row in rows:
             row.kv += 1
-            row.decode_ns += took_ns if row.finished else 0
+            row.decode_ns += took_ns
         return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])
 
     # ------------------------------------------------------------ when a pass fails

@@ -67,6 +67,8 @@ class Qwen3Sequence:
         self.audio_length = 0
         """Tokens of sound that the embeddings cover."""
         self.finished = False
+        self.paused = False
+        """Speech has paused after what was fed."""
         self.closed = False
         self.slot: int | None = None
         self.kv = 0
@@ -78,7 +80,7 @@ class Qwen3Sequence:
         """Whether the text for what was heard is complete."""
         self.finish_reason = "stop"
         self.encode_ns = self.prefill_ns = self.decode_ns = 0
-        """Of passes since all sound was there."""
+        """Of the passes since sound was heard last."""
         self.windows_encoded = 0
         self._shown = 0
         self._shown_tokens = 0
@@ -119,7 +121,11 @@ class Qwen3Sequence:
         new = self.samples.length - self.heard
         if self.finished:
             return new > 0
-        return new >= LIVE_HOP and self.samples.length >= geometry.MIN_SAMPLES and not self.decoding
+        return (
+            new >= (1 if self.paused else LIVE_HOP)
+            and self.samples.length >= geometry.MIN_SAMPLES
+            and not self.decoding
+        )
 
     @property
     def decoding(self) -> bool:
@@ -177,6 +183,7 @@ class Qwen3Sequence:
         if windows or self.loudest is None:
             self.loudest = loudest
         self.heard = length
+        self.encode_ns = self.prefill_ns = self.decode_ns = 0
         if self._request.temperature == 0:
             self.draft = tuple(self.tokens)
         self.settled = False
