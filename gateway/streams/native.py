@@ -16,8 +16,8 @@ import msgspec
 from gateway.form import resolve_model
 from gateway.latency import stages_ms
 from gateway.streams import query
-from gateway.streams.dialect import Audio, Clear, Effect, EndUtterance, Finish, Hang, Open, Say
-from shared.errors import BadRequest, Busy, NapscribeError
+from gateway.streams.dialect import Audio, Clear, Effect, EndUtterance, Finish, Hang, Open, Say, close_code
+from shared.errors import BadRequest, NapscribeError
 from shared.languages import parse_language
 from shared.messages import RawAudio
 from shared.pcm import seconds
@@ -164,7 +164,7 @@ class Native:
     def failed(self, error: NapscribeError, track: int) -> Sequence[Effect]:
         if self._over:
             return []
-        return [self._error(error), *self._end(_close_code(error), error.code)]
+        return [self._error(error), *self._end(close_code(error), error.code)]
 
     def _final(self, final: UtteranceFinal) -> dict[str, object]:
         body: dict[str, object] = {
@@ -233,10 +233,3 @@ def _settings(options: StreamOptions) -> dict[str, object]:
 
 def _position(sample: int) -> float:
     return round(seconds(sample), 3)
-
-
-def _close_code(error: NapscribeError) -> int:
-    """RFC 6455 and its registry: 1008 for what the client did, 1013 for later, 1011 for what happened to us."""
-    if isinstance(error, BadRequest):
-        return 1008
-    return 1013 if isinstance(error, Busy) else 1011

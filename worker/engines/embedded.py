@@ -54,7 +54,7 @@ FIRST_SPEECH_S = 0.5
 """The first one waits longer, for so much speech. Of less the model makes words up ("You.")."""
 FIRST_HYPOTHESIS_S = 0.8
 """It does not wait longer than this, pre-roll included, wherever speech seems to begin."""
-LOUD = 0.1
+LOUD = 0.05
 """Share of the loudest 20 ms so far from which sound counts as speech, for the first hypothesis only."""
 _LEVEL_FRAME = SAMPLE_RATE // 50
 HYPOTHESIS_DECODES = 3
