@@ -58,14 +58,17 @@ class Recorder:
         self._map.close()
 
     def read(self) -> dict[str, int]:
-        """Requests that are being worked on, each with the lowest segment index in hand."""
+        """Requests that are being worked on, each with the highest segment index in hand; the engine's goes before those of the
+        audio threads, which are ahead of it."""
         found: dict[str, int] = {}
         for slot in Slot:
+            here: dict[str, int] = {}
             start = slot * _SLOT_BYTES
             (length,) = _LENGTH.unpack_from(self._map, start)
             body = self._map[start + _LENGTH.size : start + _LENGTH.size + min(length, _SLOT_BYTES - _LENGTH.size)]
             for line in body.decode(errors="replace").split("\n"):
                 request_id, _, index = line.partition(" ")
                 if request_id and index.isdigit():
-                    found[request_id] = min(int(index), found.get(request_id, int(index)))
+                    here[request_id] = max(int(index), here.get(request_id, 0))
+            found = here | found
         return found

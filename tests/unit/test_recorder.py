@@ -27,10 +27,12 @@ def test_both_slots_are_read_through_another_mapping(descriptor: int) -> None:
     assert Recorder(descriptor).read() == {"a": 3, "b": 0, "c": 1}
 
 
-def test_the_lowest_segment_in_hand_counts(descriptor: int) -> None:
+def test_the_highest_segment_that_the_engine_has_in_hand_counts(descriptor: int) -> None:
+    """All segments up to it that are not done will be done again; those that only the audio thread has were not begun."""
     recorder = Recorder(descriptor)
     recorder.begin(Slot.ENGINE, [("a", 5), ("a", 4)])
-    assert recorder.read() == {"a": 4}
+    recorder.begin(Slot.AUDIO, [("a", 7)])
+    assert recorder.read() == {"a": 5}
 
 
 def test_ended_work_leaves_nothing(descriptor: int) -> None:
