@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -141,6 +142,45 @@ def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) ->
     *deltas, done = events_of("".join(frames))
     assert done["text"] == events_of(unkilled)[-1]["text"] == said(LONG)
     assert "".join(event["delta"] for event in deltas) == done["text"]
+
+
+@pytest.mark.slow
+def test_what_a_killed_worker_has_finished_is_not_done_again(tmp_path: Path) -> None:
+    """Twice as many segments as there are slots: those of the first round are kept. The journal counts what was decoded."""
+    from tests.torch.running import read_audio
+
+    path = tmp_path / "long.wav"
+    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 16)))
+    with serving(model=TINY, threads=1, debug_timing=1) as server:
+        server.http.timeout = 300
+        unkilled = server.transcribe(path, stream="true", language="en").text
+        pid = first = server.worker_pid()
+        segments = finals(server.log(), first)
+        assert segments >= 16
+        frames: list[str] = []
+        with (
+            path.open("rb") as file,
+            server.http.stream(
+                "POST", "/v1/audio/transcriptions", files={"file": file}, data={"stream": "true", "language": "en"}
+            ) as answer,
+        ):
+            for piece in answer.iter_text():
+                frames.append(piece)
+                if pid and finals(server.log(), pid) >= segments + 8:
+                    os.kill(pid, signal.SIGKILL)
+                    pid = 0
+        assert not pid, "it was not killed"
+        again = finals(server.log(), server.worker_pid())
+    *deltas, done = events_of("".join(frames))
+    assert done["text"] == events_of(unkilled)[-1]["text"]
+    assert "".join(event["delta"] for event in deltas) == done["text"]
+    assert 0 < again <= segments - 8, "the first round was complete"
+
+
+def finals(log: str, pid: int) -> int:
+    """Segments that a worker has decoded to their end, by the journal's lines about steps."""
+    steps = (json.loads(line) for line in log.splitlines() if '"event":"step"' in line)
+    return sum(step["gave"].get("Final", 0) for step in steps if step["pid"] == pid)
 
 
 # ---------------------------------------------------------------- checkpoints that are no good
