@@ -48,10 +48,13 @@ class Call:
         return " ".join(final.text for final in self.finals if final.text)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.005)
-        assert condition(), what
+        """Asks now and then; a condition may keep count, so it is not asked again once it holds."""
+        try:
+            async with asyncio.timeout(30):
+                while not condition():
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            pytest.fail(f"not within 30 s: {what}")
 
     def kill_worker(self) -> bool:
         """SIGKILL; False if there is no worker now."""

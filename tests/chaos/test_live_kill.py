@@ -10,7 +10,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.lifecycle import Phase
-from shared.streams import SpeechStarted, SpeechStopped, UtteranceDelta, UtteranceFinal
+from shared.streams import Partial, SpeechStarted, SpeechStopped, UtteranceDelta, UtteranceFinal
 from tests.chaos.conftest import Call, open_call
 from tests.speech import clip, join, transcripts, word_errors
 
@@ -78,8 +78,19 @@ async def test_one_death(running: Gateway, moment: str) -> None:
 
 @pytest.mark.slow
 async def test_five_deaths_in_one_call(running: Gateway) -> None:
+    """Each at the first moment after its second of audio at which something has been heard since the last one."""
+    heard = 0
+
     def at(second: float) -> Callable[[Call], bool]:
-        return lambda call: ready(call) and call.sent_s > second
+        def now(call: Call) -> bool:
+            nonlocal heard
+            words = count(call, Partial) + count(call, UtteranceFinal)
+            if ready(call) and call.sent_s > second and words > heard:
+                heard = words
+                return True
+            return False
+
+        return now
 
     call = await call_with(running, *(at(second) for second in (1.0, 3.0, 5.5, 8.0, 11.0)))
     assert call.kills == 5
