@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,15 @@ import zmq
 from granian.constants import Interfaces
 from granian.server.embed import Server
 
-SINK = (
-    "import sys, zmq; socket = zmq.Context().socket(zmq.PULL); socket.connect(sys.argv[1])\nwhile True: socket.recv()"
+SINK = """
+import sys, zmq
+from worker.guard import die_with
+die_with(int(sys.argv[2]))
+socket = zmq.Context().socket(zmq.PULL)
+socket.connect(sys.argv[1])
+while True:
+    socket.recv()
+"""
 )
 
 
@@ -50,7 +58,7 @@ async def main(port: int) -> None:
         address = f"ipc://{Path(folder) / 'sink'}"
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         socket.bind(address)
-        sink = subprocess.Popen([sys.executable, "-c", SINK, address])
+        sink = subprocess.Popen([sys.executable, "-c", SINK, address, str(os.getpid())])
         try:
             server = Server(Bare(socket), port=port, interface=Interfaces.ASGINL, log_enabled=False, backlog=1024)
             await server.serve()

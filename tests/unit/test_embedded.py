@@ -171,7 +171,7 @@ def _live(engine: EmbeddedEngine) -> EmbeddedSequence:
     return engine.open(SequenceRequest("a", Lane.LIVE, partials=True))
 
 
-@pytest.mark.parametrize(("quiet", "needed"), [(0, 8_000), (3_200, 11_200), (4_800, 12_800), (9_600, 12_800)])
+@pytest.mark.parametrize(("quiet", "needed"), [(0, 7_680), (3_200, 10_880), (4_800, 12_480), (9_600, 12_800)])
 def test_the_first_hypothesis_comes_after_half_a_second_of_speech(
     engine: EmbeddedEngine, quiet: int, needed: int
 ) -> None:

@@ -50,7 +50,7 @@ MAX_STEP_S = 30.0
 
 HYPOTHESIS_S = 0.32
 """New audio before a hypothesis is worth a decode …"""
-FIRST_SPEECH_S = 0.5
+FIRST_SPEECH_S = 0.48
 """The first one waits longer, for so much speech. Of less the model makes words up ("You.")."""
 FIRST_HYPOTHESIS_S = 0.8
 """It does not wait longer than this, pre-roll included, wherever speech seems to begin."""
