@@ -31,7 +31,6 @@ socket.connect(sys.argv[1])
 while True:
     socket.recv()
 """
-)
 
 
 class Bare:
