@@ -269,6 +269,8 @@ def _unload(state: State, force: bool, policy: Policy) -> Step:
         case Phase.STARTING | Phase.READY | Phase.DRAINING if force:
             ended, effects = _end(replace(state, reason="unloaded by force", asked=True), _HARDEST, policy)
             return ended, [RefuseWaiters("The worker was unloaded by force.", retry=True), *effects]
+        case Phase.STOPPING if force and state.hardness < _HARDEST:
+            return _end(state, _HARDEST, policy)
         case Phase.READY if state.leases:
             return replace(state, phase=Phase.DRAINING), [Disarm(Timer.IDLE)]
         case Phase.STARTING if state.leases:

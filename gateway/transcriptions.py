@@ -18,6 +18,7 @@ from gateway.reception import Reception, Visit, restart_headers, stage_times
 from gateway.render import languages, rendered, token_logprobs, usage
 from gateway.transcript import TextStream
 from shared.errors import Unsupported
+from shared.languages import require_one_spoken
 from shared.messages import Delta, FileOptions
 
 
@@ -64,6 +65,7 @@ class Transcriptions:
         try:
             parsed = parse_request(form.fields, stream=stream)
             resolve_model(parsed.model, self._model.id)
+            require_one_spoken(parsed.languages, self._reception.languages)
             visit = self._reception.admit(request, form, self._options(parsed), reads_along=parsed.stream)
         except BaseException:
             form.file.discard()

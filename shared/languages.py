@@ -89,6 +89,12 @@ def require_spoken(code: str, spoken: Collection[str], *, param: str = "language
     )
 
 
+def require_one_spoken(codes: Collection[str], spoken: Collection[str], *, param: str = "languages") -> None:
+    """As ``require_spoken`` for sound that may be in any of several languages: one of them is enough."""
+    if codes and spoken and not set(codes) & set(spoken):
+        require_spoken(min(codes), spoken, param=param)
+
+
 def language_name(code: str) -> str:
     """English name in lower case, as whisper-1 reports it; empty for an unknown or empty code."""
     return NAMES.get(code, "").lower()

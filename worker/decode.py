@@ -52,8 +52,9 @@ DEMUXERS = (
 )
 """FFmpeg's demuxers that may open an upload: all of them find every byte inside the one file they are given."""
 
-LIVE_PROBE = {"probesize": "2048", "analyzeduration": "0"}
-"""FFmpeg would read seconds of a live stream before it gave the first of them; here the header has to be enough."""
+LIVE_PROBE = {"probesize": "2048", "analyzeduration": "0", "formatprobesize": "16384"}
+"""FFmpeg would read seconds of a live stream before it gave the first of them, and a megabyte of one that it does not know
+before it said so; here the header has to be enough."""
 
 _HINT = (
     "Send a sound or video file such as wav, mp3, m4a, mp4, webm, ogg, flac or amr; "

@@ -38,7 +38,7 @@ from shared.streams import (
 )
 from worker.endpointing import Action, Begin, End, Endpointer
 from worker.engines.base import Audio
-from worker.live_decode import LiveDecoder, live_decoder
+from worker.live_decode import CONTAINER, LiveDecoder, live_decoder
 from worker.vad import FRAME, SileroVad, VadState
 
 PROGRESS_SECONDS = 0.25
@@ -198,6 +198,8 @@ class LiveAudio:
             self._guarded(command, payload)
             if not self._inbox:
                 self._listen()
+        for ear in [ear for ear in self._ears.values() if ear.audio.encoding == CONTAINER]:
+            self._fetch(ear)
         self._listen()
         for ear in list(self._ears.values()):
             self._progress(ear)
@@ -243,7 +245,7 @@ class LiveAudio:
             case EndUtterance(token=token):
                 self._end_utterance(ear, token)
             case ClearAudio():
-                self._listen_to(ear)
+                self._settle(ear)
                 ear.endpointer.position += len(ear.pending)
                 ear.pending = ear.pending[:0]
                 number = ear.endpointer.clear()
@@ -258,7 +260,7 @@ class LiveAudio:
         self._check(options)
         if options.audio != ear.audio and not ear.received_bytes:
             ear.decoder.close()
-            ear.audio, ear.decoder = options.audio, live_decoder(options.audio)
+            ear.audio, ear.decoder = options.audio, live_decoder(options.audio, self._wanted.set)
         ear.endpointer.rules = options.endpointing
         self._tell(ear.request_id, Updated(options), None)
 
@@ -278,16 +280,39 @@ class LiveAudio:
             command.resumed,
         )
         audio = command.options.audio
-        ear = _Ear(command.request_id, audio, live_decoder(audio), endpointer, decoded=command.base_sample)
+        ear = _Ear(
+            command.request_id, audio, live_decoder(audio, self._wanted.set), endpointer, decoded=command.base_sample
+        )
         ear.acknowledged = command.base_sample
         self._ears[command.request_id] = ear
 
     def _hear(self, ear: _Ear, data: bytes, arrived_ns: int) -> None:
         audio = ear.decoder.decode(data)
         ear.received_bytes += len(data)
+        self._keep(ear, audio, arrived_ns)
+
+    @staticmethod
+    def _keep(ear: _Ear, audio: Audio, arrived_ns: int) -> None:
         ear.decoded += len(audio)
         ear.arrivals.append((ear.decoded, arrived_ns))
         ear.pending = np.concatenate((ear.pending, audio)) if len(ear.pending) else audio
+
+    def _fetch(self, ear: _Ear) -> None:
+        """What a decoder with a thread of its own has finished since its bytes came."""
+        try:
+            audio = ear.decoder.decode(b"")
+        except NapscribeError as error:
+            self._fail(ear.request_id, error)
+            return
+        if len(audio):
+            self._keep(ear, audio, ear.arrivals[-1][1] if ear.arrivals else time.monotonic_ns())
+
+    def _settle(self, ear: _Ear) -> None:
+        """All audio of the bytes so far is here, and listened to, before a command that comes after them is obeyed."""
+        audio = ear.decoder.settle()
+        if len(audio):
+            self._keep(ear, audio, ear.arrivals[-1][1] if ear.arrivals else time.monotonic_ns())
+        self._listen_to(ear)
 
     # ------------------------------------------------------------ voice activity
 
@@ -343,7 +368,7 @@ class LiveAudio:
 
     def _end_utterance(self, ear: _Ear, token: int) -> None:
         """The last frame is filled up with silence: what was said in it belongs to the utterance."""
-        self._listen_to(ear)
+        self._settle(ear)
         number = ear.owed[-1][0] if ear.endpointer.open and ear.owed else -1
         self._fill_frame(ear)
         self._act(ear, ear.endpointer.finish("request"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +18,18 @@ from worker.decode import PcmDecoder, decode_stream
 from worker.engines.base import Audio
 
 CONTAINER = "container"
+SETTLE_SECONDS = 2.0
+"""For a decoder to use up what it was given; it takes milliseconds."""
 _EMPTY = np.zeros(0, np.float32)
 
 
 class LiveDecoder(Protocol):
     def decode(self, data: bytes) -> Audio:
         """What these bytes complete; may be empty. Raises UnsupportedAudio."""
+        ...
+
+    def settle(self) -> Audio:
+        """Everything that the bytes so far give, of which ``decode`` may have left some; more bytes may follow."""
         ...
 
     def flush(self) -> Audio:
@@ -45,6 +53,9 @@ class PcmStream:
     def decode(self, data: bytes) -> Audio:
         return self._resample(self._pcm.decode(data), last=False)
 
+    def settle(self) -> Audio:
+        return _EMPTY
+
     def flush(self) -> Audio:
         return self._resample(_EMPTY, last=True)
 
@@ -61,28 +72,29 @@ class PcmStream:
 class ContainerStream:
     """webm, ogg and the like. FFmpeg pulls its input, so it runs in a thread of its own, fed through a bounded queue."""
 
-    def __init__(self) -> None:
-        self._input: queue.Queue[bytes] = queue.Queue(maxsize=256)
+    def __init__(self, news: Callable[[], None]) -> None:
+        """``news`` is called on that thread whenever there is something for ``decode`` or ``settle`` to fetch."""
+        self._news = news
+        self._file = _QueueFile()
         self._output: queue.SimpleQueue[Audio | NapscribeError | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="container", daemon=True)
         self._thread.start()
 
     def decode(self, data: bytes) -> Audio:
-        self._input.put(data)
+        if data:
+            self._file.give(data)
+        return self._taken(wait=False)
+
+    def settle(self) -> Audio:
+        self._file.wait_until_read(SETTLE_SECONDS)
         return self._taken(wait=False)
 
     def flush(self) -> Audio:
-        self._input.put(b"")
+        self._file.give(b"")
         return self._taken(wait=True)
 
     def close(self) -> None:
-        self._closed.set()
-        try:
-            self._input.put_nowait(b"")
-        except queue.Full:
-            self._input.get_nowait()
-            self._input.put_nowait(b"")
+        self._file.close()
 
     def _taken(self, *, wait: bool) -> Audio:
         parts: list[Audio] = []
@@ -97,25 +109,60 @@ class ContainerStream:
 
     def _run(self) -> None:
         try:
-            for audio in decode_stream(_QueueFile(self._input, self._closed)):
+            for audio in decode_stream(self._file):
                 self._output.put(audio)
+                self._news()
         except NapscribeError as error:
             self._output.put(error)
         except Exception as error:
             self._output.put(UnsupportedAudio(f"The stream cannot be decoded: {type(error).__name__}."))
         self._output.put(None)
+        self._file.over()
+        self._news()
 
 
 class _QueueFile:
-    """A queue of pieces as a file that cannot seek."""
+    """Pieces in a bounded queue, read as a file that cannot seek. One thread gives, another reads."""
 
-    def __init__(self, pieces: queue.Queue[bytes], closed: threading.Event) -> None:
-        self._pieces = pieces
-        self._closed = closed
+    def __init__(self) -> None:
+        self._pieces: queue.Queue[bytes] = queue.Queue(maxsize=256)
+        self._closed = threading.Event()
         self._rest = b""
+        self._given = 0
+        self._asked = 0
+        """Pieces that the reader has asked for: more than were given means that it has used up all of them."""
+        self._asking = threading.Condition()
+
+    def give(self, piece: bytes) -> None:
+        """An empty one is the end. Waits while the reader is far behind."""
+        self._given += 1
+        self._pieces.put(piece)
+
+    def wait_until_read(self, seconds: float) -> bool:
+        """Return when the reader asks for more than it was given, or has ended; False if that takes longer."""
+        with self._asking:
+            return self._asking.wait_for(lambda: self._asked > self._given, seconds)
+
+    def over(self) -> None:
+        """The reader has ended and asks for nothing more."""
+        with self._asking:
+            self._asked = sys.maxsize
+            self._asking.notify_all()
+
+    def close(self) -> None:
+        """Nobody waits for anything any more."""
+        self._closed.set()
+        try:
+            self._pieces.put_nowait(b"")
+        except queue.Full:
+            self._pieces.get_nowait()
+            self._pieces.put_nowait(b"")
 
     def read(self, size: int) -> bytes:
         if not self._rest and not self._closed.is_set():
+            with self._asking:
+                self._asked += 1
+                self._asking.notify_all()
             self._rest = self._pieces.get()
             if not self._rest:  # the end, which FFmpeg asks for more than once
                 self._closed.set()
@@ -123,6 +170,7 @@ class _QueueFile:
         return taken
 
 
-def live_decoder(audio: RawAudio) -> LiveDecoder:
-    """Raises UnsupportedAudio or BadRequest for an encoding or rate that cannot be."""
-    return ContainerStream() if audio.encoding == CONTAINER else PcmStream(audio)
+def live_decoder(audio: RawAudio, news: Callable[[], None]) -> LiveDecoder:
+    """``news``: audio can be fetched without further bytes. Raises UnsupportedAudio or BadRequest for an encoding or rate that
+    cannot be."""
+    return ContainerStream(news) if audio.encoding == CONTAINER else PcmStream(audio)

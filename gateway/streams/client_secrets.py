@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.request_body import Body
 from gateway.streams.openai_session import Session
 from shared.errors import BadRequest, UploadTooLarge
+from shared.languages import require_spoken
 
 PREFIX = "ek_"
 GA_SECONDS, BETA_SECONDS = 600, 60
@@ -43,10 +44,14 @@ class _Claims(msgspec.Struct, frozen=True, array_like=True):
 class ClientSecrets:
     """Makes secrets and knows them again."""
 
-    def __init__(self, model: str, now: Callable[[], float] = time.time) -> None:
-        """``model``: id of the served model. ``now``: Unix time in seconds."""
+    def __init__(
+        self, model: str, now: Callable[[], float] = time.time, spoken: Callable[[], Collection[str]] = tuple
+    ) -> None:
+        """``model``: id of the served model. ``now``: Unix time in seconds. ``spoken``: languages that the model knows, empty
+        while nobody knows."""
         self._model = model
         self._now = now
+        self._spoken = spoken
         self._key = secrets.token_bytes(32)
 
     def issue(self, session: Session, lifetime: int) -> tuple[str, int]:
@@ -91,7 +96,7 @@ class ClientSecrets:
     async def client_secrets(self, request: Request) -> Response:
         """GA. Raises BadRequest, ModelNotFound, UploadTooLarge."""
         body = await _read(request)
-        session = Session(self._model).merged(body.get("session"))
+        session = self._ordered(body.get("session"))
         value, expires_at = self.issue(session, _lifetime(body.get("expires_after"), "expires_after", GA_SECONDS))
         shown = session.shown(_session_id(), beta=False)
         return _answer({"value": value, "expires_at": expires_at, "session": {**shown, "expires_at": expires_at}})
@@ -105,13 +110,18 @@ class ClientSecrets:
         shown = await self._beta(request)
         return _answer({**shown, "object": "realtime.session", "model": self._model})
 
+    def _ordered(self, fields: Any) -> Session:
+        session = Session(self._model).merged(fields)
+        require_spoken(session.language, self._spoken(), param="session.audio.input.transcription.language")
+        return session
+
     async def _beta(self, request: Request) -> dict[str, Any]:
         body = await _read(request)
         wish = body.get("client_secret")
         wish = wish if isinstance(wish, dict) else {}
         expiry = wish.get("expires_after", wish.get("expires_at"))  # two SDKs, two names
         lifetime = _lifetime(expiry, "client_secret.expires_after", BETA_SECONDS)
-        session = Session(self._model).merged(body)
+        session = self._ordered(body)
         value, expires_at = self.issue(session, lifetime)
         shown = session.shown(_session_id(), beta=True)
         return {**shown, "client_secret": {"value": value, "expires_at": expires_at}}

@@ -33,7 +33,7 @@ class Doors:
         self._model = model
         self._calls = calls
         self._twilio_auth_token = twilio_auth_token
-        self._secrets = ClientSecrets(model.id)
+        self._secrets = ClientSecrets(model.id, spoken=lambda: hub.languages)
 
     def routes(self) -> list[BaseRoute]:
         return [

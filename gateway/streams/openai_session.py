@@ -139,7 +139,8 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
             session = _replace(session, model=_model(fields["model"], f"{path}.model", self.model))
         if "languages" in fields:
             several = _strings(fields["languages"], f"{path}.languages")
-            session = _replace(session, language=_language(several[0], path) if len(several) == 1 else "")
+            codes = [_language(value, path) for value in several]
+            session = _replace(session, language=codes[0] if len(codes) == 1 else "")
         if "language" in fields:
             session = _replace(session, language=_language(fields["language"], path))
         if "prompt" in fields:

@@ -135,16 +135,18 @@ class Twilio:
         self._stream_sid = str(start.get("streamSid") or "")[:64]
         tracks = _track_names(start.get("tracks"))
         wrong: NapscribeError | None = None
+        language = ""
         try:
             language = parse_language(str(parameters.get("language", "")))
         except BadRequest as error:
-            language, wrong = "", error
+            wrong = error
         prompt = str(parameters.get("prompt", ""))[:MAX_PROMPT]
         self._options = StreamOptions(audio, language=language, prompt=prompt, words=parameters.get("words") == "true")
         self._call = self._calls.join(str(start.get("callSid") or self._stream_sid))
         self._call.publish(self._about("started", tracks=tracks))
         if wrong is not None:
             self._call.publish(self._about("error", code=wrong.code, message=str(wrong)))
+            return self._end(close_code(wrong), wrong.code)
         for name in tracks:
             self._add(name)
         return [Open(self._options, track) for track in range(len(self._tracks))]

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
@@ -319,6 +320,10 @@ async def test_a_language_that_the_model_does_not_know_is_refused_and_changes_no
             assert said["type"] == answer
             if answer == "error":
                 assert said["error"]["param"] == "session.audio.input.transcription.language"
+    asked = {"type": "transcription", "audio": {"input": {"transcription": {"language": "de"}}}}
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        answer = await http.post("/v1/realtime/client_secrets", json={"session": asked})
+    assert answer.status_code == 400
     with pytest.raises(InvalidStatus) as refused:
         async with socket(server, "/v1/realtime?language=de"):
             pass

@@ -195,6 +195,11 @@ def test_a_language_that_the_model_does_not_know_is_refused(client: OpenAI, serv
     assert (caught.value.code, caught.value.param) == ("invalid_value", "language")
     assert "German" in caught.value.message
     assert server.transcribe(SHORT, language="en-US").status_code == 200
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.audio.transcriptions.create(model=MODEL, file=SHORT, extra_body={"languages": ["de", "fr"]})
+    assert caught.value.param == "languages"
+    both = client.audio.transcriptions.create(model=MODEL, file=SHORT, extra_body={"languages": ["de", "en"]})
+    assert both.text
 
 
 def test_missing_file_and_missing_form(server: Server) -> None:

@@ -140,6 +140,15 @@ def test_forced_unload_tells_the_callers_and_kills() -> None:
     assert AnnounceLost(1, crashed=False, reason="unloaded by force") in effects
 
 
+def test_force_is_heard_while_a_worker_takes_its_time_to_leave() -> None:
+    state, _ = play(Unload(), state=play(Release(), state=ready())[0])
+    assert (state.phase, state.hardness) == (Phase.STOPPING, 0)
+    state, effects = play(Unload(force=True), state=state)
+    assert (state.phase, state.hardness) == (Phase.STOPPING, 2)
+    assert End(1, 2) in effects
+    assert play(Unload(force=True), state=state)[1] == []
+
+
 def test_first_crash_of_a_proved_worker_restarts_at_once() -> None:
     state, effects = play(Exited(1, "SIGKILL"), state=ready())
     assert state.phase is Phase.STARTING

@@ -202,6 +202,12 @@ async def test_each_track_is_a_stream() -> None:
     assert line.of("started")[0]["tracks"] == ["inbound", "outbound"]
 
 
+async def test_a_language_that_is_none_ends_the_stream_and_the_call_is_told() -> None:
+    line = Line()
+    assert line.start(customParameters={"language": "klingon"}) == [Hang(1008, "invalid_value")]
+    assert line.of("error")[0]["code"] == "invalid_value"
+
+
 async def test_a_final_has_call_track_and_the_time_of_the_call() -> None:
     line = Line()
     line.start(customParameters={"words": "true", "language": "en-GB"})
