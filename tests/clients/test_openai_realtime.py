@@ -322,8 +322,8 @@ async def test_a_language_that_the_model_does_not_know_is_refused_and_changes_no
                 assert said["error"]["param"] == "session.audio.input.transcription.language"
     asked = {"type": "transcription", "audio": {"input": {"transcription": {"language": "de"}}}}
     async with httpx.AsyncClient(base_url=server.url) as http:
-        answer = await http.post("/v1/realtime/client_secrets", json={"session": asked})
-    assert answer.status_code == 400
+        refusal = await http.post("/v1/realtime/client_secrets", json={"session": asked})
+    assert refusal.status_code == 400
     with pytest.raises(InvalidStatus) as refused:
         async with socket(server, "/v1/realtime?language=de"):
             pass
