@@ -189,16 +189,17 @@ class Supervisor:
         """The state of the worker for people and monitors; wakes nothing."""
         worker, process, state = self._worker, self._process, self._state
         phase, fraction = self._phase_of_start
+        pid = process.pid if process else worker.pid if worker else 0
         return {
             "state": state.phase.value,
             "generation": state.generation,
-            "pid": process.pid if process else None,
+            "pid": pid or None,
             "reason": state.reason or None,
             "starting": {"phase": phase, "fraction": fraction} if state.phase is Phase.STARTING else None,
             "leases": state.leases,
             "idle_in_seconds": self._seconds_left(Timer.IDLE),
             "cooldown_seconds": self._seconds_left(Timer.COOLDOWN),
-            "resident_bytes": resident_bytes(process.pid) if process else 0,
+            "resident_bytes": resident_bytes(pid) if pid else 0,
             "device_bytes": self.pong.device_memory if worker else 0,
             "engine": worker.capabilities.engine if worker else None,
             "device": worker.capabilities.device if worker else None,

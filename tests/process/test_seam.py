@@ -136,7 +136,10 @@ async def test_a_worker_that_is_ready_before_its_spawn_has_returned(
     monkeypatch.setattr(WorkerProcess, "spawn", slow)
     s = await seam("")
     assert len(await asyncio.wait_for(s.transcribe(), 10)) == 3
-    assert (await s.supervisor.load()).pid == s.pid
+    with s.supervisor.lease():
+        worker = await asyncio.wait_for(s.supervisor.load(), 10)
+        assert worker.pid == s.pid
+        assert alive(worker.pid)
 
 
 async def test_a_start_without_progress_is_refused_after_three(seam: StartSeam) -> None:
