@@ -30,6 +30,7 @@ from gateway.lifecycle import Phase, Policy
 from gateway.model import ServedModel, aligner, served_model
 from gateway.nas import Nas
 from gateway.private_folder import PrivateFolder
+from gateway.process import worker_command
 from gateway.reception import Limits, Reception
 from gateway.reclaim import Reclaimer
 from gateway.spool import Spool
@@ -38,7 +39,7 @@ from gateway.streams.call_webhook import CallWebhook
 from gateway.streams.calls import Calls
 from gateway.streams.doors import Doors
 from gateway.streams.hub import Hub
-from gateway.supervisor import Supervisor, worker_command
+from gateway.supervisor import Supervisor
 from gateway.transcriptions import Transcriptions
 from shared import journal
 from shared.errors import NapscribeError, ShuttingDown

@@ -8,7 +8,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.channel import Channel
 
 STDERR_TAIL_LINES = 40
 MAX_LINE_BYTES = 4096
@@ -76,6 +78,22 @@ class WorkerProcess:
         if self._lines <= MAX_LINES_PER_SECOND:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(line + "\n")
+
+
+def worker_command(channel: Channel, options: Sequence[str], override: str = "") -> Callable[[int, int], Sequence[str]]:
+    """The argv of a generation; ``options`` are passed on as they are, ``override`` is the command line of another worker.
+
+    ``-P`` keeps the user's folder off the path: it may hold a ``worker`` of its own.
+    """
+    import shlex
+
+    start = shlex.split(override) if override else [sys.executable, "-P", "-m", "worker"]
+    fixed = ["--data", channel.data_address, "--control", channel.control_address, "--parent", str(os.getpid())]
+
+    def command(generation: int, recorder: int) -> Sequence[str]:
+        return [*start, *fixed, "--generation", str(generation), "--recorder", str(recorder), *options]
+
+    return command
 
 
 def describe_exit(code: int) -> str:

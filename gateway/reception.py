@@ -53,7 +53,10 @@ class Reception:
         return await receive_form(request, self._spool, max_file_bytes=max_bytes, file_fields=file_fields)
 
     def admit(self, request: Request, form: Form, options: FileOptions, *, reads_along: bool = False) -> Visit:
-        """Queue the file. Raises BadRequest for a language that the model does not know, QueueFull. An id that the caller chose need not be unique, so the job has one of its own."""
+        """Queue the file. Raises BadRequest for a language that the model does not know, QueueFull.
+
+        An id that the caller chose need not be unique, so the job has one of its own.
+        """
         require_spoken(options.language, self.languages)
         short = reads_along or form.file.size <= INTERACTIVE_BYTES
         name = f"{request.state.request_id}.{new_request_id()[4:12]}"

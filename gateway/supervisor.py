@@ -10,7 +10,6 @@ import collections
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -437,19 +436,3 @@ class Supervisor:
         with contextlib.suppress(NapscribeError):
             self._channel.control(Ping(generation, self._missed))
         self._pulse = self._loop.call_later(PULSE_SECONDS, self._beat, generation)
-
-
-def worker_command(channel: Channel, options: Sequence[str], override: str = "") -> Callable[[int, int], Sequence[str]]:
-    """The argv of a generation; ``options`` are passed on as they are, ``override`` is the command line of another worker.
-
-    ``-P`` keeps the user's folder off the path: it may hold a ``worker`` of its own.
-    """
-    import shlex
-
-    start = shlex.split(override) if override else [sys.executable, "-P", "-m", "worker"]
-    fixed = ["--data", channel.data_address, "--control", channel.control_address, "--parent", str(os.getpid())]
-
-    def command(generation: int, recorder: int) -> Sequence[str]:
-        return [*start, *fixed, "--generation", str(generation), "--recorder", str(recorder), *options]
-
-    return command

@@ -28,7 +28,7 @@ from worker.inbox import Bell, Inbox
 if TYPE_CHECKING:
     from worker.engines.base import Engine
     from worker.engines.registry import EngineOptions
-    from worker.live_audio import Arrival, Happening
+    from worker.happenings import Arrival, Happening
     from worker.scheduler import Scheduler
 
 EXIT_BUG = 1

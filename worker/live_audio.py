@@ -38,6 +38,7 @@ from shared.streams import (
 )
 from worker.endpointing import Action, Begin, End, Endpointer
 from worker.engines.base import Audio
+from worker.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened, Released, Updated
 from worker.live_decode import CONTAINER, LiveDecoder, live_decoder
 from worker.vad import FRAME, SileroVad, VadState
 
@@ -47,54 +48,6 @@ PROGRESS_BYTES = 32_768
 """The same in bytes: a container may begin with a picture, and give no audio for a long time."""
 ARRIVALS = 2048
 """Remembered arrival times of a stream: 40 s of 20 ms frames."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """``EndUtterance`` has been obeyed: to be said after the finals of everything before."""
-
-    token: int
-    utterance: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    utterance: int
-    through_sample: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    through_sample: int
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    options: StreamOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Updated:
-    options: StreamOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """Parked: the stream is no longer here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What the scheduler needs for the timings of an utterance that ended."""
-
-    speech_end_ns: int
-    deciding_ns: int
-    """When the frame came that made the end certain; where the caller asked for the end, when that was obeyed."""
-    decided_ns: int
-    vad_ns: int
-
-
-Happening = Action | Answer | Cleared | Closed | Opened | Updated | Released | NapscribeError
 
 
 @dataclass(slots=True)

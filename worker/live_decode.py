@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -76,6 +77,8 @@ class ContainerStream:
         """``news`` is called on that thread whenever there is something for ``decode`` or ``settle`` to fetch."""
         self._news = news
         self._file = _QueueFile()
+        self._ended = False
+        """The decoder's last word has been fetched: it said that there is no more, and nothing more will come."""
         self._output: queue.SimpleQueue[Audio | NapscribeError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="container", daemon=True)
         self._thread.start()
@@ -98,9 +101,10 @@ class ContainerStream:
 
     def _taken(self, *, wait: bool) -> Audio:
         parts: list[Audio] = []
-        while wait or not self._output.empty():
+        while not self._ended and (wait or not self._output.empty()):
             item = self._output.get()
             if item is None:
+                self._ended = True
                 break
             if isinstance(item, NapscribeError):
                 raise item
@@ -127,6 +131,7 @@ class _QueueFile:
     def __init__(self) -> None:
         self._pieces: queue.Queue[bytes] = queue.Queue(maxsize=256)
         self._closed = threading.Event()
+        self._over = threading.Event()
         self._rest = b""
         self._given = 0
         self._asked = 0
@@ -134,9 +139,10 @@ class _QueueFile:
         self._asking = threading.Condition()
 
     def give(self, piece: bytes) -> None:
-        """An empty one is the end. Waits while the reader is far behind."""
+        """An empty one is the end. Waits while the reader is far behind; what comes after its own end is dropped."""
         self._given += 1
-        self._pieces.put(piece)
+        if not self._over.is_set():
+            self._pieces.put(piece)
 
     def wait_until_read(self, seconds: float) -> bool:
         """Return when the reader asks for more than it was given, or has ended; False if that takes longer."""
@@ -144,7 +150,10 @@ class _QueueFile:
             return self._asking.wait_for(lambda: self._asked > self._given, seconds)
 
     def over(self) -> None:
-        """The reader has ended and asks for nothing more."""
+        """The reader has ended and asks for nothing more. Whoever is just giving finds room."""
+        self._over.set()
+        with contextlib.suppress(queue.Empty):
+            self._pieces.get_nowait()
         with self._asking:
             self._asked = sys.maxsize
             self._asking.notify_all()

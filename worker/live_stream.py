@@ -19,7 +19,7 @@ from shared.streams import (
 )
 from worker.endpointing import Begin, End, Pause, Speech
 from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
-from worker.live_audio import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
+from worker.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
 from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.stabilizer import Stabilizer
 from worker.word_times import spread_words

@@ -19,7 +19,7 @@ from shared.streams import StreamDone
 from worker.engines.base import Engine, EngineEvent, EngineSequence, Hypothesis, SequenceFailed
 from worker.feeder import Feeder
 from worker.file_job import FileJob
-from worker.live_audio import Arrival, Happening, Opened, Released
+from worker.happenings import Arrival, Happening, Opened, Released
 from worker.live_stream import LiveStream
 
 EARLY_CANCELS = 1024

@@ -8,7 +8,6 @@ import asyncio
 import json
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ import numpy as np
 from websockets.asyncio.client import connect
 
 from tests.bench.figures import Figure, percentile
-from tests.bench.lanes import longest_step, read
+from tests.bench.lanes import longest_step, reading_half_an_hour
 from tests.clients.pace import at_real_time, s16, speech_only
 from tests.server import Server, serving
-from tests.speech import Audio, clip, recital, silence, wav
+from tests.speech import Audio, clip, silence
 
 UTTERANCES = 30
 BUSY_UTTERANCES = 12
@@ -33,7 +32,6 @@ SILENCE_MS = 500.0
 """The default of the setting."""
 FINAL_MUST_MS, FIRST_MUST_MS = 400.0, 700.0
 STREAMS = (1, 50, 100)
-FILE_SECONDS = 1800
 
 
 @dataclass
@@ -127,12 +125,7 @@ async def _calls(server: Server, streams: int) -> list[Call]:
 
 
 def _beside_a_file(server: Server, path: Path) -> Call:
-    audio, _ = recital(FILE_SECONDS // 35, (0.4, 0.9))
-    path.write_bytes(wav(audio[: FILE_SECONDS * 16_000]))
-    steps = server.worker["steps"]
-    reader = threading.Thread(target=read, args=(server.url, path), daemon=True)
-    reader.start()
-    server.until(lambda: server.worker["steps"] > steps, "the file is being read")
+    reader = reading_half_an_hour(server, path)
     call = asyncio.run(_call(server, BUSY_UTTERANCES))
     assert reader.is_alive(), "The file ended before the call did."
     return call

@@ -33,13 +33,7 @@ def measure() -> Iterator[Figure]:
         idle = [_probe(server) for _ in range(PROBES)]
         step = longest_step(server, Path(folder) / "segment.wav")
 
-        path = Path(folder) / "long.wav"
-        audio, _ = recital(FILE_SECONDS // 35, (0.4, 0.9))
-        path.write_bytes(wav(audio[: FILE_SECONDS * 16_000]))
-        steps = server.worker["steps"]
-        reader = threading.Thread(target=read, args=(server.url, path), daemon=True)
-        reader.start()
-        server.until(lambda: server.worker["steps"] > steps, "the file is being read")
+        reader = reading_half_an_hour(server, Path(folder) / "long.wav")
         busy = []
         for _ in range(PROBES):
             time.sleep(moments.uniform(0, LONGEST_GAP_S))
@@ -71,7 +65,18 @@ def longest_step(server: Server, path: Path) -> float:
     return statistics.median(stages(answer)["engine"] for answer in answers) / 1e3
 
 
-def read(url: str, path: Path) -> None:
+def reading_half_an_hour(server: Server, path: Path) -> threading.Thread:
+    """A client whose long file, written to ``path``, is being transcribed from now on."""
+    audio, _ = recital(FILE_SECONDS // 35, (0.4, 0.9))
+    path.write_bytes(wav(audio[: FILE_SECONDS * 16_000]))
+    steps = server.worker["steps"]
+    reader = threading.Thread(target=_read, args=(server.url, path), daemon=True)
+    reader.start()
+    server.until(lambda: server.worker["steps"] > steps, "the file is being read")
+    return reader
+
+
+def _read(url: str, path: Path) -> None:
     """A client that wants a long file transcribed; in the end the server refuses it, since it stops."""
     with path.open("rb") as recording:
         httpx.post(f"{url}/v1/audio/transcriptions", files={"file": (path.name, recording)}, timeout=600)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -123,25 +123,30 @@ def test_the_worker_reports_its_slots_and_threads(server: Server) -> None:
 def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
     """Every word as without the kill; what was done is not done again."""
     unkilled = server.transcribe(LONG, stream="true", language="en").text
-    pid = server.worker_pid()
     generation = server.worker["generation"]
-    frames: list[str] = []
+    text = killed_in_mid_stream(server, LONG, lambda body: body.count(".delta") >= 12)
+    assert server.worker["generation"] == generation + 1
+    assert text == events_of(unkilled)[-1]["text"] == said(LONG)
+
+
+def killed_in_mid_stream(server: Server, path: Path, moment: Callable[[str], bool]) -> str:
+    """Read a stream; its worker is killed when ``moment`` holds of the body so far. The text, which is the sum of its deltas."""
+    pid, body = server.worker_pid(), ""
     with (
-        LONG.open("rb") as file,
+        path.open("rb") as file,
         server.http.stream(
             "POST", "/v1/audio/transcriptions", files={"file": file}, data={"stream": "true", "language": "en"}
         ) as answer,
     ):
         for piece in answer.iter_text():
-            frames.append(piece)
-            if "".join(frames).count(".delta") >= 12 and pid:
+            body += piece
+            if pid and moment(body):
                 os.kill(pid, signal.SIGKILL)
                 pid = 0
     assert not pid, "it was not killed"
-    assert server.worker["generation"] == generation + 1
-    *deltas, done = events_of("".join(frames))
-    assert done["text"] == events_of(unkilled)[-1]["text"] == said(LONG)
+    *deltas, done = events_of(body)
     assert "".join(event["delta"] for event in deltas) == done["text"]
+    return str(done["text"])
 
 
 @pytest.mark.slow
@@ -154,26 +159,12 @@ def test_what_a_killed_worker_has_finished_is_not_done_again(tmp_path: Path) -> 
     with serving(model=TINY, threads=1, debug_timing=1) as server:
         server.http.timeout = 300
         unkilled = server.transcribe(path, stream="true", language="en").text
-        pid = first = server.worker_pid()
+        first = server.worker_pid()
         segments = finals(server.log(), first)
         assert segments >= 16
-        frames: list[str] = []
-        with (
-            path.open("rb") as file,
-            server.http.stream(
-                "POST", "/v1/audio/transcriptions", files={"file": file}, data={"stream": "true", "language": "en"}
-            ) as answer,
-        ):
-            for piece in answer.iter_text():
-                frames.append(piece)
-                if pid and finals(server.log(), pid) >= segments + 8:
-                    os.kill(pid, signal.SIGKILL)
-                    pid = 0
-        assert not pid, "it was not killed"
+        text = killed_in_mid_stream(server, path, lambda _body: finals(server.log(), first) >= segments + 8)
         again = finals(server.log(), server.worker_pid())
-    *deltas, done = events_of("".join(frames))
-    assert done["text"] == events_of(unkilled)[-1]["text"]
-    assert "".join(event["delta"] for event in deltas) == done["text"]
+    assert text == events_of(unkilled)[-1]["text"]
     assert 0 < again <= segments - 8, "the first round was complete"
 
 

@@ -26,7 +26,12 @@ def events() -> list[Event]:
 
 
 @pytest.fixture
-def scheduler(events: list[Event]) -> Iterator[Scheduler]:
+def bell() -> Bell:
+    return Bell()
+
+
+@pytest.fixture
+def scheduler(events: list[Event], bell: Bell) -> Iterator[Scheduler]:
     """Of an engine that knows English only."""
     engine = ScriptedEngine()
     capabilities = msgspec.structs.replace(engine.load(lambda _phase, _fraction: None), languages=("en",))
@@ -34,13 +39,13 @@ def scheduler(events: list[Event]) -> Iterator[Scheduler]:
     recorder = Recorder(descriptor)
     os.close(descriptor)
     policy = SegmentPolicy.up_to(capabilities.max_segment_s)
-    feeder = Feeder(load_vad(), policy, read_ahead(capabilities.max_batch), Bell(), recorder)
+    feeder = Feeder(load_vad(), policy, read_ahead(capabilities.max_batch), bell, recorder)
     feeder.start()
     yield Scheduler(engine, capabilities, 1, events.append, feeder, recorder)
     engine.close()
 
 
-def transcribe(scheduler: Scheduler, events: list[Event], language: str) -> Event:
+def transcribe(scheduler: Scheduler, events: list[Event], bell: Bell, language: str) -> Event:
     """The last event of a file."""
     path = str(DATA / "librivox-0880.wav")
     scheduler.handle(TranscribeFile(1, "file", Lane.BATCH, path, FileOptions(language=language)))
@@ -48,18 +53,18 @@ def transcribe(scheduler: Scheduler, events: list[Event], language: str) -> Even
     while not events or not isinstance(events[-1], Failed | FileDone):
         assert time.monotonic() < deadline
         if not scheduler.turn():
-            time.sleep(0.01)
+            bell.wait(1)
     return events[-1]
 
 
 @pytest.mark.parametrize("language", ["en", ""])
-def test_a_language_that_the_engine_knows(scheduler: Scheduler, events: list[Event], language: str) -> None:
-    assert isinstance(transcribe(scheduler, events, language), FileDone)
+def test_a_language_that_the_engine_knows(scheduler: Scheduler, events: list[Event], bell: Bell, language: str) -> None:
+    assert isinstance(transcribe(scheduler, events, bell, language), FileDone)
 
 
-def test_a_language_that_the_engine_does_not_know(scheduler: Scheduler, events: list[Event]) -> None:
+def test_a_language_that_the_engine_does_not_know(scheduler: Scheduler, events: list[Event], bell: Bell) -> None:
     """The gateway may not know the engine yet when a file comes, so the worker has the last word."""
-    failed = transcribe(scheduler, events, "de")
+    failed = transcribe(scheduler, events, bell, "de")
     assert isinstance(failed, Failed)
     assert (failed.code, failed.param) == ("invalid_value", "language")
     assert scheduler.steps == 0

@@ -151,7 +151,7 @@ class EmbeddedEngine:
         if row.closed or row.finished:
             raise ValueError("Audio came after the end of its sequence.")
         row.append(audio)
-        if not row.decoded and row.request.partials:
+        if row.request.partials and not row.decoded and row.length <= samples(FIRST_HYPOTHESIS_S):
             row.pace = _first_pace(row.audio())
 
     def finish(self, sequence: EngineSequence) -> None:
