@@ -92,6 +92,9 @@ def test_asking_never_wakes_the_worker() -> None:
         server.http.post("/v1/audio/transcriptions", files={"file": ("empty.wav", b"")})
         server.http.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"x" * 99)}, data={"model": "no-such"})
         server.http.post("/v1/audio/translations", files={"file": ("a.wav", b"x" * 99)})
+        for fields in ({"language": "de"}, {"languages[]": "de"}):  # the model's name tells what it knows
+            answer = server.http.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"x" * 99)}, data=fields)
+            assert answer.status_code == 400
         worker = server.worker
         assert (worker["state"], worker["generation"], worker["pid"]) == ("stopped", 0, None)
         assert "starting" not in server.log()

@@ -169,6 +169,22 @@ def test_a_settled_call_that_hears_nothing_new_needs_no_pass_to_end(trained_engi
     assert (trained_engine.encoder.encoded, trained_engine.positions) == (windows, positions)
 
 
+def test_what_was_heard_in_a_pause_needs_no_pass_to_end(trained_engine: Qwen3Engine) -> None:
+    wave = WAVES[1]
+    sound = read_audio(wave)
+    row = start(trained_engine, None, lane=Lane.LIVE, partials=True, language="en")
+    trained_engine.feed(row, sound[: -LIVE_HOP // 2])
+    update(trained_engine, row)
+    trained_engine.feed(row, sound[-LIVE_HOP // 2 :])
+    assert not row.ready, "too little for an update"
+    trained_engine.pause(row)
+    update(trained_engine, row)
+    windows, positions = trained_engine.encoder.encoded, trained_engine.positions
+    trained_engine.finish(row)
+    assert finals(trained_engine.step([row], 0))["r"].text == said(wave)
+    assert (trained_engine.encoder.encoded, trained_engine.positions) == (windows, positions)
+
+
 def test_files_that_decode_between_updates_do_not_touch_an_idle_call(trained_engine: Qwen3Engine) -> None:
     wave, other = (next(w for w in WAVES if w.stem == name) for name in ("pico-en-us", "flite-slt"))
     sound = read_audio(wave)

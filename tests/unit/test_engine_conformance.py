@@ -371,6 +371,8 @@ def test_a_pause_is_heard_early_and_changes_nothing(loaded: Loaded, partials: bo
         events = loaded.run([sequence])
         assert partials or not events
         assert not ready(sequence), "once a pause"
+    loaded.engine.feed(sequence, np.zeros(1_600, np.float32))
+    assert not ready(sequence), "more audio takes it back"
     loaded.engine.finish(sequence)
     assert loaded.final(sequence).text == loaded.alone[0]
 
