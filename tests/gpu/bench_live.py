@@ -12,8 +12,10 @@ spread over that time. A partial is late from the moment its audio was there unt
 from __future__ import annotations
 
 import argparse
+import cProfile
 import itertools
 import json
+import pstats
 import random
 import statistics
 import tempfile
@@ -197,7 +199,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     parser.add_argument("--acceptance", type=float, nargs="+", default=list(ACCEPTANCE))
     parser.add_argument("--no-freeze", action="store_true")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="which kernels the GPU runs, and what the host does")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cuda = options.device == "cuda"
@@ -220,6 +222,9 @@ def main() -> None:
             results["kernels"] = kernels(Load(engine, options.streams[-1], options.acceptance[-1]), 2.0)
             for name, share in results["kernels"].items():
                 print(f"{share:.3f} {name}")
+            with cProfile.Profile() as trace:
+                Load(engine, options.streams[-1], options.acceptance[-1]).run(2.0)
+            pstats.Stats(trace).sort_stats("tottime").print_stats(28)
         results["memory MB"] = engine.device_memory / 2**20
     if options.out:
         options.out.write_text(json.dumps(results, indent=1))

@@ -26,9 +26,9 @@ from shared.messages import Lane
 from tests.torch.checkpoints import byte_tokenizer, save
 from worker.engines.base import Audio, SequenceRequest
 from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.layout import Piece
 from worker.engines.qwen3.sampling import unpack
 from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
-from worker.engines.qwen3.stepper import Row
 
 hugging: Any = transformers
 
@@ -136,13 +136,13 @@ class Bench:
         self.engine.cancel(row)
 
     def decode(self, count: int) -> tuple[float, float]:
-        """A whole step of the engine, and the recorded pass alone, for ``count`` rows of 30 s (span 512)."""
+        """A whole step of the engine, and the recorded pass alone, for ``count`` rows of 30 s."""
         rows = [self.open(30.0, seed) for seed in range(count)]
         while any(row.behind for row in rows):
             self.engine.step(rows, 0)
         whole = self.median_ms(lambda: self.engine.step(rows, 0), rounds=16)
-        batch = [Row(row.slot or 0, 5, row.kv) for row in rows if row.slot is not None]
-        alone = self.median_ms(lambda: unpack(self.engine._stepper.run(batch)))
+        pieces = [Piece(row.slot, row.kv, 1) for row in rows if row.slot is not None]
+        alone = self.median_ms(lambda: unpack(self.engine._forward.next_tokens([5] * count, pieces)))
         for row in rows:
             self.engine.cancel(row)
         return whole, alone

@@ -101,9 +101,10 @@ def test_calls_side_by_side_give_the_exact_transcripts(exact: Any) -> None:
 def test_graphs_equal_plain_launches(dtype: str) -> None:
     recorded = load(getattr(torch, dtype))
     plain = load(getattr(torch, dtype), graphs=False)
-    for part in ("_stepper", "_catch_up", "encoder"):
-        assert getattr(recorded, part)._graphs
-        assert not getattr(plain, part)._graphs
+    assert recorded._forward.recorded
+    assert recorded.encoder._graphs
+    assert not plain._forward.recorded
+    assert not plain.encoder._graphs
     assert texts(recorded) == texts(plain)
     recorded.close()
     plain.close()
@@ -140,13 +141,16 @@ def test_bf16_agrees_wherever_the_margin_is_clear(capsys: pytest.CaptureFixture[
 
 def _forced(engine: Any, path: Path, tokens: list[int]) -> Any:
     """Our logits after each of ``tokens``' predecessors."""
+    from worker.engines.qwen3.layout import Piece
+
     row = engine.open(SequenceRequest("forced", Lane.BATCH, language="en"))
     engine.feed(row, read(path))
     engine.finish(row)
     engine._table.seat(row)
     engine._catch_up.listen([row])
     row.draft = tuple(tokens)
-    hidden = engine._catch_up._fill([row], [row.ids_after(0)])[0, -len(tokens) - 1 : -1]
+    line = row.ids_after(0)
+    hidden = engine._catch_up._fill([row], [line], [Piece(row.slot, 0, len(line))])[-len(tokens) - 1 : -1]
     logits = engine.decoder.logits(hidden).float()
     engine.cancel(row)
     return logits

@@ -118,7 +118,7 @@ def test_frames_and_tokens() -> None:
 @pytest.mark.parametrize("group", [1, 3, 32])
 def test_encoder_equals_one_shot(encoder: Encoder, trained_reference: Reference, group: int) -> None:
     """Windows of many clips in one call, in groups, against each clip whole through transformers."""
-    encoder._group = group
+    encoder._most = 8 * group
     clips = [noise(seconds, seed) for seed, seconds in enumerate(SECONDS)]
     windows, frames, theirs = [], [], []
     for clip in clips:

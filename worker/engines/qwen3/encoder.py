@@ -1,44 +1,47 @@
-"""The audio encoder's forward pass over transformers' weights, in windows of 8 s that are stacked and bounded.
+"""The audio encoder's forward pass over transformers' weights, in groups of windows of 8 s, so that memory is bounded.
 
-A window's embeddings depend on that window's features alone. So equal windows are one batch without a mask, open windows
-are a second batch with one, and no length is ever read back from the device.
+A window's embeddings depend on that window's features alone. Its seconds pass the convolutions each by itself; then the tokens
+of all windows of a group stand behind each other in one line without padding, and attend inside their own window. No length
+is ever read back from the device.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker.engines.qwen3 import geometry
+from worker.engines.qwen3 import arithmetic, geometry, kernels
 from worker.engines.qwen3.graphs import Recordings, bucket
+from worker.engines.qwen3.layout import tiles_of, upload, upload_into
 
-WINDOWS_AT_ONCE = {"cuda": 32, "cpu": 4}
-"""Bounds memory: the convolutions of a window need some 50 MB in fp32 at the published width."""
+CHUNKS_AT_ONCE = {"cuda": 256, "cpu": 32}
+"""Seconds in a group. Bounds memory: the convolutions of one need some 6 MB in fp32 at the published width."""
 
-
-_GRAPH_WINDOWS = (1, 4, 16, 32)
-_GRAPH_CHUNKS = (2, 4, 6, 8)
-"""Sizes that are recorded on CUDA: windows, and seconds of the longest."""
+_GRAPH_CHUNKS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+"""Sizes of a group that are recorded on CUDA."""
+_CHUNKS_A_WINDOW = geometry.WINDOW_FRAMES // geometry.CHUNK_FRAMES
 
 
 class Encoder:
     """Audio tower and projector of a loaded model. ``encoded`` counts windows, for tests and for ``/api/ps``."""
 
-    def __init__(self, model: Any, *, windows_at_once: int | None = None) -> None:
+    def __init__(self, model: Any, *, chunks_at_once: int | None = None) -> None:
         tower = model.model.audio_tower
         self._graphs: Recordings | None = None
         self._tower = tower
         self._projector = model.model.multi_modal_projector
         self._heads = tower.config.encoder_attention_heads
+        self._width: int = tower.config.d_model
         self._device: torch.device = tower.conv_out.weight.device
         self.dtype: torch.dtype = tower.conv_out.weight.dtype
         self._positions: Tensor = tower.positional_embedding.positional_embedding.to(self.dtype)
-        self._group = windows_at_once or WINDOWS_AT_ONCE.get(self._device.type, 4)
+        self._most = chunks_at_once or CHUNKS_AT_ONCE.get(self._device.type, 32)
+        self._fused = kernels.available(self._device, self._width // self._heads)
         # One product instead of three: the tower's own projections are dropped for it.
         self._qkv = [_fused(layer.self_attn) for layer in tower.layers]
         if self._device.type == "cuda":
@@ -53,71 +56,74 @@ class Encoder:
         ``features``: shape ``(windows, 128, 800)``, zero behind each window's end; ``frames``: valid frames of each, 1 to
         800. Returns one tensor of shape ``(tokens_of(frames), hidden size of the text model)`` a window.
         """
-        out: list[Tensor] = [torch.empty(0)] * len(frames)
-        order = sorted(range(len(frames)), key=lambda i: -frames[i])
-        for at in range(0, len(order), self._group):
-            group = order[at : at + self._group]
-            index = torch.tensor(group).to(self._device, non_blocking=True)
-            lengths = [frames[i] for i in group]
-            embeddings = self._encode_one_group(features[index], lengths)
-            for row, i in enumerate(group):
-                out[i] = embeddings[row, : geometry.tokens_of(frames[i])]
+        out: list[Tensor] = []
+        for group in self._groups(frames):
+            lengths = frames[group]
+            out += torch.split(self._encode(features[group], lengths), [geometry.tokens_of(n) for n in lengths])
         self.encoded += len(frames)
         return out
 
+    def _groups(self, frames: Sequence[int]) -> Iterator[slice]:
+        """Neighbours that have not too many seconds together; at least one window each."""
+        first = chunks = 0
+        for at, count in enumerate(_chunks_of(frames).tolist()):
+            if at > first and chunks + count > self._most:
+                yield slice(first, at)
+                first, chunks = at, 0
+            chunks += count
+        if frames:
+            yield slice(first, len(frames))
+
     def record(self, pool: Any, report: Callable[[float], None]) -> None:
         """Record a graph for each size of a group, largest first; ``report`` gets the share that is done."""
+        if not self._fused:
+            return
         self._graphs = Recordings(pool)
-        shapes = [
-            (n, chunks) for n in reversed(_GRAPH_WINDOWS) if n <= self._group for chunks in reversed(_GRAPH_CHUNKS)
-        ]
-        for number, (windows, chunks) in enumerate(shapes):
-            report(number / len(shapes))
-            size = windows, geometry.MELS, chunks * geometry.CHUNK_FRAMES
-            features = torch.zeros(size, device=self._device)
-            count = torch.full((windows,), chunks * geometry.CHUNK_TOKENS, device=self._device)
-            self._graphs.record((windows, chunks), (features, count), self._encode_masked)
+        sizes = [size for size in reversed(_GRAPH_CHUNKS) if size <= self._most]
+        for number, size in enumerate(sizes):
+            report(number / len(sizes))
+            chunks = torch.zeros(size, 1, geometry.MELS, geometry.CHUNK_FRAMES, device=self._device)
+            flat = upload(_flat([], size), self._device)
+            self._graphs.record((size,), (chunks, flat), self._encode_line)
 
-    def _encode_one_group(self, features: Tensor, frames: list[int]) -> Tensor:
-        """``(windows, tokens, hidden)``; tokens behind a window's own mean nothing. Valid until the next group."""
-        chunks = math.ceil(max(frames) / geometry.CHUNK_FRAMES)
-        known = bucket(_GRAPH_WINDOWS, len(frames)) or 0, bucket(_GRAPH_CHUNKS, chunks) or 0
-        if self._graphs is None or known not in self._graphs:
-            return self._encode(features, frames)
-        given, count = self._graphs.inputs(known)
-        width = known[1] * geometry.CHUNK_FRAMES
-        given[: len(frames)].copy_(features[:, :, :width])
-        tokens = [geometry.tokens_of(n) for n in frames] + [1] * (known[0] - len(frames))
-        count.copy_(torch.tensor(tokens), non_blocking=True)
-        # Copied, because rows keep slices of it while the next replay overwrites the graph's own output.
-        return self._graphs.replay(known)[: len(frames)].clone()
+    def _encode(self, features: Tensor, frames: Sequence[int]) -> Tensor:
+        """``(tokens of all, hidden)``."""
+        chunks = self._chunks(features, frames)
+        count, tokens = len(chunks), sum(map(geometry.tokens_of, frames))
+        size = bucket(_GRAPH_CHUNKS, count) if self._graphs else None
+        if self._graphs is not None and size is not None:
+            given, flat = self._graphs.inputs((size,))
+            given[:count].copy_(chunks)
+            upload_into(flat, _flat(frames, size))
+            # Copied, because rows keep slices of it while the next replay overwrites the graph's own output.
+            return self._graphs.replay((size,))[:tokens].clone()
+        if self._fused:
+            return self._encode_line(chunks, upload(_flat(frames, count), self._device))[:tokens]
+        lengths = [geometry.tokens_of(n) for n in frames]
+        line = torch.from_numpy(_line(frames)).to(self._device)
+        return self._forward(chunks, line, lambda qkv: arithmetic.attend_windows(qkv, lengths))
 
-    def _encode(self, features: Tensor, frames: list[int]) -> Tensor:
-        chunks = math.ceil(max(frames) / geometry.CHUNK_FRAMES)
-        # Only the last second of a window can be short, and it is the tail; so valid tokens are always the first ones.
-        tokens = [geometry.tokens_of(n) for n in frames]
-        mask = None
-        if min(tokens) != max(tokens):
-            count = torch.tensor(tokens).to(self._device, non_blocking=True)
-            mask = self._mask(max(tokens), count)
-        return self._forward(features[:, :, : chunks * geometry.CHUNK_FRAMES], max(tokens), mask)
+    def _chunks(self, features: Tensor, frames: Sequence[int]) -> Tensor:
+        """The seconds of all windows: ``(n, 1, 128, 100)``."""
+        each = _chunks_of(frames)
+        window = np.repeat(np.arange(len(frames)), each)
+        within = np.arange(len(window)) - np.repeat(np.cumsum(each) - each, each)
+        seconds = features.view(len(frames), geometry.MELS, _CHUNKS_A_WINDOW, geometry.CHUNK_FRAMES).transpose(1, 2)
+        index = upload(np.stack([window, within]), self._device)
+        return seconds[index[0], index[1]][:, None]
 
-    def _encode_masked(self, features: Tensor, count: Tensor) -> Tensor:
-        """As ``_encode``, with the number of tokens of each window on the device and no choice left to the host."""
-        tokens = features.shape[-1] // geometry.CHUNK_FRAMES * geometry.CHUNK_TOKENS
-        return self._forward(features, tokens, self._mask(tokens, count))
+    def _encode_line(self, chunks: Tensor, flat: Tensor) -> Tensor:
+        """As ``_encode``, with everything that depends on the windows' lengths in ``flat`` on the device."""
+        size = len(chunks) * geometry.CHUNK_TOKENS
+        tiles = flat[size:].view(-1, 4)
+        out = torch.zeros(size, self._width, device=self._device, dtype=self.dtype)
+        return self._forward(chunks, flat[:size], lambda qkv: kernels.attend_windows(qkv, tiles, out))
 
-    def _mask(self, tokens: int, count: Tensor) -> Tensor:
-        return (torch.arange(tokens, device=self._device) < count[:, None])[:, None, None]
-
-    def _forward(self, features: Tensor, tokens: int, mask: Tensor | None) -> Tensor:
-        windows, chunks = features.shape[0], features.shape[-1] // geometry.CHUNK_FRAMES
-        x = features.to(self.dtype)
-        x = x.reshape(windows, geometry.MELS, chunks, geometry.CHUNK_FRAMES).transpose(1, 2)
-        x = self._convolve(x.flatten(0, 1).unsqueeze(1))
-        x = x.reshape(windows, chunks * geometry.CHUNK_TOKENS, -1)[:, :tokens]
+    def _forward(self, chunks: Tensor, line: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """``line``: which tokens of the seconds stand where."""
+        x = self._convolve(chunks.to(self.dtype)).flatten(0, 1)[line]
         for layer, qkv in zip(self._tower.layers, self._qkv, strict=True):
-            x = self._layer(x, layer, qkv, mask)
+            x = self._layer(x, layer, qkv, attend)
         result: Tensor = self._projector(self._tower.ln_post(x))
         return result
 
@@ -142,12 +148,9 @@ class Encoder:
         x = F.linear(patches, first.weight.view(width, -1), first.bias)
         return x.view(count, geometry.MELS // 2, geometry.CHUNK_FRAMES // 2, width).permute(0, 3, 1, 2)
 
-    def _layer(self, x: Tensor, layer: Any, qkv: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        windows, tokens, width = x.shape
-        h = F.linear(layer.self_attn_layer_norm(x), *qkv)
-        q, k, v = h.view(windows, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
-        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x = x + layer.self_attn.out_proj(h.transpose(1, 2).reshape(windows, tokens, width))
+    def _layer(self, x: Tensor, layer: Any, qkv: tuple[Tensor, Tensor], attend: Callable[[Tensor], Tensor]) -> Tensor:
+        h = F.linear(layer.self_attn_layer_norm(x), *qkv).view(len(x), 3, self._heads, -1)
+        x = x + layer.self_attn.out_proj(attend(h))
         h = F.gelu(layer.fc1(layer.final_layer_norm(x)))
         x = x + layer.fc2(h)
         if x.dtype == torch.float16:
@@ -161,3 +164,27 @@ def _fused(attention: Any) -> tuple[Tensor, Tensor]:
     fused = torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
     attention.q_proj = attention.k_proj = attention.v_proj = None
     return fused
+
+
+def _chunks_of(frames: Sequence[int]) -> Any:
+    return -(-np.array(frames, np.int64) // geometry.CHUNK_FRAMES)
+
+
+def _line(frames: Sequence[int]) -> Any:
+    """Of the tokens of all seconds, 13 each: those that are of sound. Only a window's last second can have fewer."""
+    tokens = np.array([geometry.tokens_of(n) for n in frames], np.int64)
+    before = _chunks_of(frames) * geometry.CHUNK_TOKENS
+    return np.arange(tokens.sum()) + np.repeat(np.cumsum(before) - before - (np.cumsum(tokens) - tokens), tokens)
+
+
+def _flat(frames: Sequence[int], chunks: int) -> Any:
+    """What ``Encoder._encode_line`` reads, for a group of so many seconds: tokens and tiles, as if each second were a window."""
+    tokens = np.array([geometry.tokens_of(n) for n in frames], np.int64)
+    begins = np.cumsum(tokens) - tokens
+    line = np.zeros(chunks * geometry.CHUNK_TOKENS, np.int64)
+    line[: tokens.sum()] = _line(frames)
+    cut = tiles_of(begins, tokens, kernels.WINDOW_TILE)
+    owner = np.repeat(np.arange(len(tokens)), -(-tokens // kernels.WINDOW_TILE))
+    tiles = np.zeros((chunks, 4), np.int64)
+    tiles[: len(cut)] = np.concatenate([cut, begins[owner, None], tokens[owner, None]], axis=1)
+    return np.concatenate([line, tiles.ravel()])

@@ -1,8 +1,8 @@
 """Continuous batching for Qwen3-ASR: sequences join and leave between steps, live rows first.
 
-A step is either one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token) or
-one decode step for all rows that need just their next token; calls, which are never all up to date where there are many, get
-both. Nothing else happens, so a step is bounded by the size of a group, and a neighbour never waits for more than one.
+A step is one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token); rows of the
+same lane or a better one that need just their next token ride along. Where no row is behind, the step is theirs alone. Nothing
+else happens, so a step is bounded by the size of a group, and a neighbour never waits for more than one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from worker.engines.base import (
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
 from worker.engines.qwen3.aligner import ForcedAligner
-from worker.engines.qwen3.catch_up import CatchUp, fits_a_recording
+from worker.engines.qwen3.catch_up import CatchUp, seat
 from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.forward import LINES, Forward
 from worker.engines.qwen3.mel import LogMel
-from worker.engines.qwen3.passes import Passes, seat
-from worker.engines.qwen3.sampling import greedy, sampled
+from worker.engines.qwen3.passes import Passes
+from worker.engines.qwen3.sampling import LogitsToTokens, greedy, sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
-from worker.engines.qwen3.stepper import LogitsToTokens, Stepper
 from worker.engines.qwen3.vocabulary import Vocabulary
 
 MAX_SEGMENT_S = 30.0
@@ -50,7 +50,9 @@ MIN_ANSWER = 16
 """Positions that must be left for text, or the sound does not fit."""
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
 GROUP_POSITIONS = {"cuda": 8192, "cpu": 1024}
-"""Positions, padding included, that one catching-up pass computes at most (but always one row)."""
+"""Positions of rows that one step catches up at most (but always one row)."""
+GROUP_POSITIONS_LIVE = {"cuda": LINES[-1], "cpu": 1024}
+"""The same for calls: what is recorded."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -113,10 +115,10 @@ class Qwen3Engine:
                 model.model.language_model, model.lm_head.weight, slots=self._slots, length=self._slot_length
             )
         self._mel = LogMel(self._device.where)
-        self._stepper = Stepper(self.decoder, graphs=self._device.cuda and self._graphs)
+        self._forward = Forward(self.decoder)
         self._table = SlotTable(self._slots)
-        self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._vocabulary)
-        self._passes = Passes(self._device, self._catch_up, self._stepper, self._chooser, self._advance, self._fail)
+        self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._forward, self._vocabulary)
+        self._passes = Passes(self._device, self._catch_up, self._chooser, self._advance, self._fail)
         self._generator = torch.Generator(self._device.where)
         self._warm_up(report)
         return self._capabilities()
@@ -158,12 +160,14 @@ class Qwen3Engine:
         report("warming", 0.0)
         if self._device.cuda and self._graphs:
             pool = torch.cuda.graph_pool_handle()
-            # Its attention is the fastest, but it makes a plan for every new shape, which only a recording can afford.
-            torch.backends.cuda.enable_cudnn_sdp(True)
-            self._stepper.record(pool, lambda share: report("warming", 0.4 * share))
-            self._catch_up.record(pool, lambda share: report("warming", 0.4 + 0.2 * share))
-            self.encoder.record(pool, lambda share: report("warming", 0.6 + 0.2 * share))
-            torch.backends.cuda.enable_cudnn_sdp(False)
+            self._forward.record(pool, lambda share: report("warming", 0.5 * share))
+            self.encoder.record(pool, lambda share: report("warming", 0.5 + 0.3 * share))
+            if not self._forward.recorded:
+                log(
+                    "Triton does not run here, so nothing is recorded and every pass is many times slower",
+                    level="warning",
+                    hint="Install gcc and the C library's headers, and the triton that belongs to torch.",
+                )
         seconds = (0.5, 4.0, 8.0, 30.0) if self._device.cuda else (1.0,)
         noise = torch.Generator().manual_seed(0)
         for count, duration in enumerate(seconds):
@@ -182,7 +186,7 @@ class Qwen3Engine:
     def close(self) -> None:
         """Drop weights, slots and graphs."""
         self._aligner = None
-        for name in ("encoder", "decoder", "_mel", "_stepper", "_table", "_catch_up", "_passes", "_vocabulary"):
+        for name in ("encoder", "decoder", "_mel", "_forward", "_table", "_catch_up", "_passes", "_vocabulary"):
             self.__dict__.pop(name, None)
         if hasattr(self, "_device"):
             devices.release_cached(self._device)
@@ -250,11 +254,12 @@ class Qwen3Engine:
         if behind and self._catch_up_first(behind, current):
             self._last_was_catch_up = True
             group = [row for row in self._group(behind) if self._fits(row, events)]
-            calls = [row for row in current if row.lane is Lane.LIVE] if behind[0].lane is Lane.LIVE else []
-            events += self._passes.run(calls, group)
+            riders = [row for row in current if row.lane <= behind[0].lane]
+            if group or riders:
+                events += self._passes.run(group, riders)
         elif current:
             self._last_was_catch_up = False
-            events += self._passes.run(current, [])
+            events += self._passes.run([], current)
         return events
 
     def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
@@ -269,25 +274,15 @@ class Qwen3Engine:
         return not current or behind[0].lane <= current[0].lane or not self._last_was_catch_up
 
     def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
-        """Rows that are computed together with the first, in order: calls among themselves, of about one width.
-
-        A short row beside a long one would cost as much as the long one, and what is wide has no recorded pass.
-        """
-        first = behind[0]
-        live, widest = first.lane is Lane.LIVE, first.cost()
-        width = self._catch_up.width_class(widest)
-        bound = GROUP_POSITIONS.get(self._device.where.type, 1024)
-        group = [first]
-        for row in behind[1:]:
-            if width is not None and not fits_a_recording(len(group) + 1, width):
+        """Rows that are computed together with the first, in order: calls among themselves, and not too much in all."""
+        live = behind[0].lane is Lane.LIVE
+        bound = (GROUP_POSITIONS_LIVE if live else GROUP_POSITIONS).get(self._device.where.type, 1024)
+        group: list[Qwen3Sequence] = []
+        total = 0
+        for row in behind:
+            total += row.cost()
+            if group and ((row.lane is Lane.LIVE) != live or total > bound):
                 break
-            cost = row.cost()
-            if (row.lane is Lane.LIVE) != live or self._catch_up.width_class(cost) != width:
-                continue
-            if width is None:
-                if (row.kv == 0) != (first.kv == 0) or (len(group) + 1) * max(widest, cost) > bound:
-                    continue
-                widest = max(widest, cost)
             group.append(row)
         return group
 

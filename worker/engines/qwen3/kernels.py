@@ -1,8 +1,9 @@
-"""Two fused kernels for CUDA, in Triton: what stands between the matrix products of a decoder layer.
+"""What stands between the matrix products of both models, on CUDA, in Triton.
 
 As plain launches these are a dozen passes over memory a layer, and take more time than the products. Values are rounded
-where the plain code rounds them. Where Triton (or the C compiler that it needs) is missing, ``available`` says so, and the
-plain code runs.
+where the plain code rounds them. Attention reads keys and values where they lie in their slots, row after row of a line
+(the online softmax of FlashAttention, Dao et al. 2022). Where Triton (or the C compiler that it needs) is missing, ``available``
+says so, and the plain code runs.
 """
 
 from __future__ import annotations
@@ -12,18 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker.engines.qwen3.arithmetic import Cache, HeadShape
+from worker.engines.qwen3.layout import Layout
+
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
     triton = None
 
+DECODE_TILE = 8
+"""Positions of a row that a tile of attention has at most where rows need one token each; enough for the matrix units."""
+TILE = 32
+"""The same where rows catch up."""
+WINDOW_TILE = 64
+"""The same in the encoder, whose windows have up to 104."""
+
 
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _split_heads(  # type: ignore[no-untyped-def]
-        qkv, weight, cos, sin, positions, slots, queries, keys, values, n, length, eps,
+        qkv, weight, cos, sin, positions, slots, queries, keys, values, length, eps,
         HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         token = tl.program_id(0).to(tl.int64)
@@ -45,12 +56,102 @@ if triton is not None:
             s = tl.load(sin + position * WIDTH + lane)
             x = ((own * c).to(tl.float32) + turned.to(tl.float32) * s.to(tl.float32)).to(kind)
         if head < HEADS:
-            row = token // n
-            tl.store(queries + ((row * HEADS + head) * n + token % n) * WIDTH + lane, x)
+            tl.store(queries + (token * HEADS + head) * WIDTH + lane, x)
         elif head < HEADS + KV_HEADS:
             tl.store(keys + ((slot * KV_HEADS + head - HEADS) * length + position) * WIDTH + lane, x)
         else:
             tl.store(values + ((slot * KV_HEADS + head - HEADS - KV_HEADS) * length + position) * WIDTH + lane, x)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _attend_slots(  # type: ignore[no-untyped-def]
+        queries, keys, values, slots, positions, tiles, out, length, scale,
+        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
+        LINES: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        # Query heads that share a key head are further lines of the same tile, so the cache is read once for all of them.
+        first = tl.load(tiles + 2 * tl.program_id(0))
+        count = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int32)
+        kv_head = tl.program_id(1)
+        if count > 0:
+            slot = tl.load(slots + first)
+            start = tl.load(positions + first).to(tl.int32)
+            line = tl.arange(0, LINES)
+            lane = tl.arange(0, WIDTH)
+            token = line // (HEADS // KV_HEADS)
+            head = kv_head * (HEADS // KV_HEADS) + line % (HEADS // KV_HEADS)
+            where = ((first + token) * HEADS + head)[:, None] * WIDTH + lane[None, :]
+            inside = (token < count)[:, None]
+            q = tl.load(queries + where, mask=inside, other=0.0)
+            base = (slot * KV_HEADS + kv_head) * length * WIDTH
+            peak = tl.full((LINES,), float("-inf"), tl.float32)
+            total = tl.zeros((LINES,), tl.float32)
+            sum_ = tl.zeros((LINES, WIDTH), tl.float32)
+            end = start + count
+            for at in range(0, end, SPAN):
+                place = at + tl.arange(0, SPAN)
+                there = place < end
+                k = tl.load(keys + base + place[None, :] * WIDTH + lane[:, None], mask=there[None, :], other=0.0)
+                score = tl.dot(q, k, input_precision="ieee") * scale
+                score = tl.where(place[None, :] <= start + token[:, None], score, float("-inf"))
+                higher = tl.maximum(peak, tl.max(score, axis=1))
+                shrink = tl.exp2(peak - higher)
+                p = tl.exp2(score - higher[:, None])
+                total = total * shrink + tl.sum(p, axis=1)
+                v = tl.load(values + base + place[:, None] * WIDTH + lane[None, :], mask=there[:, None], other=0.0)
+                sum_ = sum_ * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+                peak = higher
+            tl.store(out + where, (sum_ / total[:, None]).to(q.dtype), mask=inside)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _attend_windows(  # type: ignore[no-untyped-def]
+        qkv, tiles, out, scale,
+        HEADS: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        first = tl.load(tiles + 4 * tl.program_id(0))
+        count = tl.load(tiles + 4 * tl.program_id(0) + 1).to(tl.int32)
+        begin = tl.load(tiles + 4 * tl.program_id(0) + 2)
+        length = tl.load(tiles + 4 * tl.program_id(0) + 3).to(tl.int32)
+        head = tl.program_id(1)
+        if count > 0:
+            line = tl.arange(0, LINES)
+            lane = tl.arange(0, WIDTH)
+            inside = (line < count)[:, None]
+            q = tl.load(
+                qkv + ((first + line) * 3 * HEADS + head)[:, None] * WIDTH + lane[None, :], mask=inside, other=0.0
+            )
+            peak = tl.full((LINES,), float("-inf"), tl.float32)
+            total = tl.zeros((LINES,), tl.float32)
+            sum_ = tl.zeros((LINES, WIDTH), tl.float32)
+            for at in range(0, length, SPAN):
+                place = at + tl.arange(0, SPAN)
+                there = place < length
+                key = (begin + place) * 3 * HEADS + HEADS + head
+                k = tl.load(qkv + key[None, :] * WIDTH + lane[:, None], mask=there[None, :], other=0.0)
+                score = tl.dot(q, k, input_precision="ieee") * scale
+                score = tl.where(there[None, :], score, float("-inf"))
+                higher = tl.maximum(peak, tl.max(score, axis=1))
+                shrink = tl.exp2(peak - higher)
+                p = tl.exp2(score - higher[:, None])
+                total = total * shrink + tl.sum(p, axis=1)
+                v = tl.load(qkv + (key + HEADS)[:, None] * WIDTH + lane[None, :], mask=there[:, None], other=0.0)
+                sum_ = sum_ * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+                peak = higher
+            where = ((first + line) * HEADS + head)[:, None] * WIDTH + lane[None, :]
+            tl.store(out + where, (sum_ / total[:, None]).to(q.dtype), mask=inside)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _add_norm(x, more, weight, sum_, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+        token = tl.program_id(0).to(tl.int64)
+        lane = tl.arange(0, BLOCK)
+        inside = lane < width
+        value = tl.load(x + token * width + lane, mask=inside, other=0.0)
+        if ADD:
+            value = value + tl.load(more + token * width + lane, mask=inside, other=0.0)
+            tl.store(sum_ + token * width + lane, value, mask=inside)
+        wide = value.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+        w = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + token * width + lane, (wide * scale * w).to(value.dtype), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _gated(both, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
@@ -63,35 +164,75 @@ if triton is not None:
         tl.store(out + token * width + lane, (wide * tl.sigmoid(wide)).to(gate.dtype) * up, mask=inside)
 
 
-def available(device: torch.device, head_width: int) -> bool:
-    """Whether the kernels run here; tries one, because a missing compiler shows only then."""
-    if triton is None or device.type != "cuda" or head_width & (head_width - 1):
+_LOG2_E = 1.4426950408889634
+
+
+def available(device: torch.device, *widths: int) -> bool:
+    """Whether the kernels run here for heads of these widths; tries one, because a missing compiler shows only then."""
+    if triton is None or device.type != "cuda" or any(width < 16 or width & (width - 1) for width in widths):
         return False
     try:
-        gated(torch.zeros(1, 2 * head_width, device=device))
+        gated(torch.zeros(1, 32, device=device))
     except Exception:
         return False
     return True
 
 
-def split_heads(
-    qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, cache: tuple[Tensor, Tensor],
-    *, heads: int, eps: float,
-) -> Tensor:  # fmt: skip
-    """Norm and rotate queries and keys; keys and values go to their slots. Returns queries ``(rows, heads, n, width)``.
+class FusedArithmetic:
+    """See ``Arithmetic``. ``tile``: of ``layout``. ``out``: room for what attention gives, ``(n, heads * width)``, zero at first.
 
-    ``qkv``: ``(rows, n, heads + 2 kv heads, width)``; ``positions`` and ``slots``: ``(rows, n)``, contiguous; ``cos`` and ``sin``:
-    tables over positions; ``cache``: keys and values, each ``(slots, kv heads, length, width)``.
+    What tiles do not cover stays as it is there: numbers of an earlier pass, or zero.
     """
-    keys, values = cache
-    rows, n, every, width = qkv.shape
-    queries = torch.empty(rows, heads, n, width, device=qkv.device, dtype=qkv.dtype)
-    kernel: Any = _split_heads
-    kernel[(rows * n, every)](
-        qkv, weight, cos, sin, positions, slots, queries, keys, values, n, keys.shape[2], eps,
-        HEADS=heads, KV_HEADS=keys.shape[1], WIDTH=width, num_warps=1,
+
+    def __init__(self, shape: HeadShape, cos: Tensor, sin: Tensor, layout: Layout, *, tile: int, out: Tensor) -> None:
+        self._shape, self._cos, self._sin = shape, cos, sin
+        self._layout, self._tile, self._out = layout, tile, out
+
+    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        count, width = x.shape
+        total, out = x if more is None else torch.empty_like(x), torch.empty_like(x)
+        kernel: Any = _add_norm
+        block = triton.next_power_of_2(width)
+        kernel[(count,)](
+            x, x if more is None else more, weight, total, out, width, eps,
+            ADD=more is not None, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+        )  # fmt: skip
+        return total, out
+
+    def attend(self, heads: Tensor, weight: Tensor, cache: Cache) -> Tensor:
+        shape, layout, (keys, values) = self._shape, self._layout, cache
+        count, length = heads.shape[0], keys.shape[2]
+        queries = torch.empty(count, shape.heads, shape.width, device=heads.device, dtype=heads.dtype)
+        split: Any = _split_heads
+        split[(count, shape.every)](
+            heads, weight, self._cos, self._sin, layout.positions, layout.slots, queries, keys, values, length, shape.eps,
+            HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=shape.width, num_warps=1,
+        )  # fmt: skip
+        lines = max(16, triton.next_power_of_2(self._tile * (shape.heads // shape.kv_heads)))
+        exact = heads.dtype == torch.float32
+        attend: Any = _attend_slots
+        attend[(len(layout.tiles), shape.kv_heads)](
+            queries, keys, values, layout.slots, layout.positions, layout.tiles, self._out, length,
+            shape.width**-0.5 * _LOG2_E, HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=shape.width,
+            LINES=lines, SPAN=32 if exact else 64, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return self._out
+
+    def gated(self, both: Tensor) -> Tensor:
+        return gated(both)
+
+
+def attend_windows(qkv: Tensor, tiles: Tensor, out: Tensor) -> Tensor:
+    """Each window over itself. ``qkv``: ``(n, 3, heads, width)``; ``tiles``: ``(tiles, 4)``: first position, how many, where the window
+    begins and how long it is; ``out``: ``(n, heads * width)``, returned."""
+    _, _, heads, width = qkv.shape
+    exact = qkv.dtype == torch.float32
+    kernel: Any = _attend_windows
+    kernel[(len(tiles), heads)](
+        qkv, tiles, out, width**-0.5 * _LOG2_E,
+        HEADS=heads, WIDTH=width, LINES=WINDOW_TILE, SPAN=32 if exact else 64, num_warps=4, num_stages=2,
     )  # fmt: skip
-    return queries
+    return out
 
 
 def gated(both: Tensor) -> Tensor:

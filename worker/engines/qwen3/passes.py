@@ -16,12 +16,10 @@ from worker.engines.base import EngineEvent
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.catch_up import CatchUp, Chooser
 from worker.engines.qwen3.device import Device
-from worker.engines.qwen3.sampling import Landing, Mark
 from worker.engines.qwen3.sequence import Qwen3Sequence
-from worker.engines.qwen3.stepper import Row, Stepper
 
 _ROWS_IN_HALVES = {"cuda": 32}
-"""A group of so many rows is computed in two passes, so that the host works on one while the device computes the other. Less
+"""A group of so many rows that catch up is computed in two passes, so that the host works on one while the device computes the other. Less
 would cost the device more than the host gains; where host and device are the same cores, nothing is gained."""
 
 Results = Sequence[tuple[list[int], list[float]]]
@@ -33,11 +31,8 @@ Fail = Callable[[Qwen3Sequence, NapscribeError], EngineEvent]
 class Passes:
     """Runs them; what becomes of the tokens is told to ``advance``, and which row cannot go on to ``fail``."""
 
-    def __init__(
-        self, device: Device, catch_up: CatchUp, stepper: Stepper, chooser: Chooser, advance: Advance, fail: Fail
-    ) -> None:
+    def __init__(self, device: Device, catch_up: CatchUp, chooser: Chooser, advance: Advance, fail: Fail) -> None:
         self._catch_up = catch_up
-        self._stepper = stepper
         self._chooser = chooser
         self._advance = advance
         self._fail = fail
@@ -45,44 +40,24 @@ class Passes:
         self.rows_in_halves = _ROWS_IN_HALVES.get(device.where.type, 0)
         """0: groups are never halved."""
 
-    def run(self, current: Sequence[Qwen3Sequence], group: Sequence[Qwen3Sequence]) -> list[EngineEvent]:
-        """One decode step for ``current`` and one pass or two that catch ``group`` up. Either may be empty; no row is in both."""
+    def run(self, group: Sequence[Qwen3Sequence], riders: Sequence[Qwen3Sequence] = ()) -> list[EngineEvent]:
+        """One pass or two for ``group``; ``riders`` lack only their next token, and are in the first. No row is in both."""
         events: list[EngineEvent] = []
-        decoding = self._launch_decode(current) if current else None
         flights = []
-        for piece in self._pieces(group):
+        for piece in self._pieces(group, riders):
             try:
                 flights.append(self._catch_up.launch(piece, self._chooser))
             except (torch.OutOfMemoryError, NapscribeError) as error:
                 events += self._again(piece, error)
-        if decoding is not None:
-            events += self._land_decode(current, *decoding)
         for flight in flights:
             events += self._advance(flight.group, self._catch_up.land(flight))
         return events
 
-    def _pieces(self, group: Sequence[Qwen3Sequence]) -> list[Sequence[Qwen3Sequence]]:
+    def _pieces(self, group: Sequence[Qwen3Sequence], riders: Sequence[Qwen3Sequence]) -> list[list[Qwen3Sequence]]:
         if self.rows_in_halves and len(group) >= self.rows_in_halves:
             half = math.ceil(len(group) / 2)
-            return [group[:half], group[half:]]
-        return [group] if group else []
-
-    # ------------------------------------------------------------ decode steps
-
-    def _launch_decode(self, rows: Sequence[Qwen3Sequence]) -> tuple[Mark, Landing]:
-        begin = Mark(self._device.where)
-        batch = [Row(seat(row), row.ids_after(row.kv)[0], row.kv) for row in rows]
-        return begin, Landing(self._stepper.run(batch, self._chooser(rows)))
-
-    def _land_decode(self, rows: Sequence[Qwen3Sequence], begin: Mark, landing: Landing) -> list[EngineEvent]:
-        ids, scores = landing.unpack()
-        took_ns = landing.there.since(begin)
-        if self._catch_up.script is not None:
-            ids = [self._catch_up.script(row, 1)[0] for row in rows]
-        for row in rows:
-            row.kv += 1
-            row.decode_ns += took_ns
-        return self._advance(rows, [([i], [s]) for i, s in zip(ids, scores, strict=True)])
+            return [[*group[:half], *riders], [*group[half:]]]
+        return [[*group, *riders]]
 
     # ------------------------------------------------------------ when a pass fails
 
@@ -116,10 +91,3 @@ class Passes:
         )
         failure.__cause__ = error
         return [self._fail(row, failure) for row in smaller[:1]]
-
-
-def seat(row: Qwen3Sequence) -> int:
-    """The slot of a row that has one."""
-    if row.slot is None:
-        raise RuntimeError("a row without a slot cannot be computed")
-    return row.slot

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+LogitsToTokens = Callable[[Tensor], Tensor]
+"""``(rows, vocabulary)`` logits to packed tokens."""
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -158,6 +158,8 @@ class Qwen3Sequence:
 
     def ids_after(self, start: int) -> list[int]:
         """Token ids from position ``start``, draft included; sound is ``<|audio_pad|>``."""
+        if self.tokens and not self.draft and start == self.known_length - 1:
+            return self.tokens[-1:]
         sound = [self._vocabulary.audio_pad] * self.audio_length
         return [*self._prompt.head, *sound, *self._prompt.tail, *self.tokens, *self.draft][start:]
 

@@ -1,0 +1,101 @@
+"""The kernels give what the plain arithmetic gives, for lines of rows of every kind."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+WIDTH, LENGTH, SLOTS = 128, 1280, 6
+ERROR = {"float32": 1e-5, "bfloat16": 2e-2}
+"""Relative to the norm of what the plain code gives in float32."""
+
+
+def far(ours: object, exact: object) -> float:
+    return float((ours.float() - exact).norm() / exact.norm())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tile", [8, 32])
+def test_attention_over_slots(dtype: str, tile: int) -> None:
+    from worker.engines.qwen3.arithmetic import HeadShape, PlainArithmetic
+    from worker.engines.qwen3.kernels import FusedArithmetic
+    from worker.engines.qwen3.layout import Layout, Piece, flat_layout, upload
+
+    torch.manual_seed(0)
+    cuda, kind = torch.device("cuda"), getattr(torch, dtype)
+    shape = HeadShape(heads=16, kv_heads=8, width=WIDTH, eps=1e-6)
+    pieces = [Piece(3, 0, 416), Piece(1, 700, 1), Piece(0, 40, 33), Piece(4, LENGTH - 2, 1), Piece(5, 511, 70)]
+    count = sum(piece.count for piece in pieces)
+    size, padding = count + 50, LENGTH - 1
+    heads = torch.randn(size, shape.every, WIDTH, device=cuda).to(kind)
+    heads[count:] = torch.nan
+    weight = torch.randn(24, WIDTH, device=cuda).to(kind)
+    cos, sin = (torch.randn(LENGTH, WIDTH, device=cuda).to(kind) for _ in range(2))
+    keys, values = (torch.randn(SLOTS, 8, LENGTH, WIDTH, device=cuda).to(kind) for _ in range(2))
+    keys[:, :, 1200:] = values[:, :, 1200:] = torch.nan
+    keys[4], values[4] = torch.randn(2, 8, LENGTH, WIDTH, device=cuda).to(kind)
+
+    def layout(size: int) -> Layout:
+        flat = flat_layout(pieces, size=size, tiles=size, tile=tile, scratch=padding)
+        return Layout(upload(flat, cuda), size, pieces)
+
+    cache = keys.clone(), values.clone()
+    out = torch.full((size, 16 * WIDTH), 7.0, device=cuda, dtype=kind)
+    ours = FusedArithmetic(shape, cos, sin, layout(size), tile=tile, out=out).attend(heads, weight, cache)
+    wide = keys.float(), values.float()
+    plain = PlainArithmetic(shape, cos.float(), sin.float(), layout(count))
+    exact = plain.attend(heads[:count].float(), weight.float(), wide)
+    assert far(ours[:count], exact) < ERROR[dtype]
+    assert (ours[count:] == 7.0).all(), "padding writes nothing"
+    for mine, theirs in zip(cache, wide, strict=True):
+        assert far(mine[1:, :, :1200], theirs[1:, :, :1200]) < ERROR[dtype]
+        assert far(mine[0, :, :1200], theirs[0, :, :1200]) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_inside_windows(dtype: str) -> None:
+    from worker.engines.qwen3.arithmetic import attend_windows
+    from worker.engines.qwen3.encoder import _flat
+    from worker.engines.qwen3.kernels import attend_windows as fused
+    from worker.engines.qwen3.layout import upload
+
+    torch.manual_seed(0)
+    cuda, kind = torch.device("cuda"), getattr(torch, dtype)
+    frames, lengths = [800, 50, 500, 100, 3], [104, 7, 65, 13, 1]
+    size = 20 * 13
+    tiles = upload(_flat(frames, 20), cuda)[size:].view(-1, 4)
+    qkv = torch.randn(size, 3, 14, 64, device=cuda).to(kind)
+    ours = fused(qkv, tiles, torch.zeros(size, 14 * 64, device=cuda, dtype=kind))
+    exact = attend_windows(qkv[: sum(lengths)].float(), lengths)
+    assert far(ours[: sum(lengths)], exact) < ERROR[dtype]
+    assert not ours[sum(lengths) :].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [48, 1024, 2048])
+def test_norm_and_gate(dtype: str, width: int) -> None:
+    from worker.engines.qwen3.arithmetic import HeadShape, PlainArithmetic
+    from worker.engines.qwen3.kernels import FusedArithmetic
+    from worker.engines.qwen3.layout import Layout
+
+    torch.manual_seed(0)
+    cuda, kind = torch.device("cuda"), getattr(torch, dtype)
+    layout = Layout(torch.zeros(2, dtype=torch.long, device=cuda), 1)
+    table = torch.zeros(1, 16, device=cuda)
+    shape = HeadShape(1, 1, 16, 1e-6)
+    plain = PlainArithmetic(shape, table, table, layout)
+    ours = FusedArithmetic(shape, table, table, layout, tile=8, out=table)
+    x, more = torch.randn(2, 9, width, device=cuda).to(kind)
+    weight = torch.randn(width, device=cuda).to(kind)
+    for added in (None, more):
+        for mine, theirs in zip(
+            ours.add_norm(x, added, weight, 1e-6), plain.add_norm(x, added, weight, 1e-6), strict=True
+        ):
+            assert far(mine, theirs.float()) < ERROR[dtype]
+    assert far(ours.gated(x), plain.gated(x).float()) < ERROR[dtype]
