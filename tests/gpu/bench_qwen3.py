@@ -9,6 +9,7 @@ Prints a table in Markdown and names the card. ``generate()`` of transformers on
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import statistics
@@ -96,6 +97,7 @@ def build(folder: Path, size: str, device: str, dtype: torch.dtype) -> None:
     save(model, tokenizer, folder)
 
 
+@functools.cache
 def noise(seconds: float, seed: int = 0) -> Audio:
     return (0.05 * np.random.default_rng(seed).standard_normal(int(seconds * 16_000))).astype(np.float32)
 

@@ -94,8 +94,41 @@ def test_norm_and_gate(dtype: str, width: int) -> None:
     x, more = torch.randn(2, 9, width, device=cuda).to(kind)
     weight = torch.randn(width, device=cuda).to(kind)
     for added in (None, more):
-        for mine, theirs in zip(
-            ours.add_norm(x, added, weight, 1e-6), plain.add_norm(x, added, weight, 1e-6), strict=True
-        ):
+        for mine, theirs in zip(ours.add_norm(x, added, weight), plain.add_norm(x, added, weight), strict=True):
             assert far(mine, theirs.float()) < ERROR[dtype]
     assert far(ours.gated(x), plain.gated(x).float()) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("hidden", [48, 1024, 2048])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_layer_for_few_rows(dtype: str, hidden: int, rows: int) -> None:
+    from worker.engines.qwen3 import kernels
+    from worker.engines.qwen3.arithmetic import HeadShape, LayerWeights, PlainArithmetic
+    from worker.engines.qwen3.layout import Layout, Piece, flat_layout, upload
+
+    torch.manual_seed(0)
+    cuda, kind = torch.device("cuda"), getattr(torch, dtype)
+    shape, inner = HeadShape(heads=4, kv_heads=2, width=64, eps=1e-6), 3 * hidden
+
+    def draw(*size: int) -> object:
+        return (torch.randn(*size, device=cuda) * size[-1] ** -0.5).to(kind)
+
+    weights = [draw(hidden), draw(8 * 64, hidden), draw(6, 64), draw(hidden, 256)]
+    weights += [draw(hidden), draw(2 * inner, hidden), draw(hidden, inner)]
+    exact = LayerWeights(*[w.float() for w in weights])  # type: ignore[attr-defined]
+    pieces = [Piece(2, 77, 1), Piece(0, 5, 1)][:rows]
+    flat = upload(flat_layout(pieces, size=rows, tiles=rows, tile=kernels.DECODE_TILE, scratch=99), cuda)
+    layout = Layout(flat, rows, pieces)
+    cos, sin, cache = draw(100, 64), draw(100, 64), (draw(3, 2, 100, 64), draw(3, 2, 100, 64))
+    x = draw(rows, hidden)
+    assert kernels.few(rows, exact)
+    out = torch.zeros(rows, 256, device=cuda, dtype=kind)
+    few = kernels.FewRows(shape, cos, sin, layout, tile=kernels.DECODE_TILE, out=out)  # type: ignore[arg-type]
+    plain = PlainArithmetic(shape, cos.float(), sin.float(), layout)  # type: ignore[attr-defined]
+    wide = cache[0].float(), cache[1].float()  # type: ignore[attr-defined]
+    ours, more = few.layer(x, None, LayerWeights(*weights), cache)  # type: ignore[arg-type]
+    assert more is None
+    theirs, rest = plain.layer(x.float(), None, exact, wide)  # type: ignore[attr-defined]
+    assert rest is not None
+    assert far(ours, theirs + rest) < ERROR[dtype]

@@ -6,9 +6,9 @@ depend on its neighbours.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,7 +19,7 @@ from worker.engines.qwen3.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Of one decoder layer's attention."""
+    """Of the decoder layers' attention; ``eps`` of all norms."""
 
     heads: int
     kv_heads: int
@@ -36,36 +36,64 @@ Cache = tuple[Tensor, Tensor]
 """Keys and values, each ``(slots, kv heads, length, width)``."""
 
 
-class Arithmetic(Protocol):
-    """One pass over one line of positions."""
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer; linear weights as ``(out, in)``."""
 
-    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """``x + more``, and that normed (RMS); both ``(n, hidden)``."""
+    before_attention: Tensor
+    qkv: Tensor
+    """Query, key and value projections, stacked."""
+    qk_norm: Tensor
+    """``(heads + kv heads, width)``: weights of the norms over each head."""
+    out: Tensor
+    before_mlp: Tensor
+    gate_up: Tensor
+    down: Tensor
 
+
+class Arithmetic(ABC):
+    """One pass over one line of positions, whose hidden states are ``(n, hidden)``."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        self.shape = shape
+
+    def layer(self, x: Tensor, more: Tensor | None, w: LayerWeights, cache: Cache) -> tuple[Tensor, Tensor | None]:
+        """One decoder layer over ``x + more``; returns two parts again, because adding is one with the next norm."""
+        x, h = self.add_norm(x, more, w.before_attention)
+        heads = F.linear(h, w.qkv).view(-1, self.shape.every, self.shape.width)
+        x, h = self.add_norm(x, F.linear(self.attend(heads, w.qk_norm, cache), w.out), w.before_mlp)
+        return x, F.linear(self.gated(F.linear(h, w.gate_up)), w.down)
+
+    @abstractmethod
+    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """``x + more``, and that normed (RMS)."""
+
+    @abstractmethod
     def attend(self, heads: Tensor, weight: Tensor, cache: Cache) -> Tensor:
         """Norm and rotate ``heads`` ``(n, every, width)``, write keys and values to the cache, attend.
 
         ``weight``: ``(heads + kv heads, width)``. Returns ``(n, heads * width)``.
         """
 
+    @abstractmethod
     def gated(self, both: Tensor) -> Tensor:
         """``silu`` of the first half of the last dimension, times the second half."""
 
 
-class PlainArithmetic:
+class PlainArithmetic(Arithmetic):
     """``cos`` and ``sin``: tables over positions; the sine carries the sign of the half that it turns."""
 
     def __init__(self, shape: HeadShape, cos: Tensor, sin: Tensor, layout: Layout) -> None:
-        self._shape = shape
+        super().__init__(shape)
         self._layout = layout
         self._cos, self._sin = cos[layout.positions][:, None], sin[layout.positions][:, None]
 
-    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         x = x if more is None else x + more
-        return x, F.rms_norm(x, weight.shape, weight, eps)
+        return x, F.rms_norm(x, weight.shape, weight, self.shape.eps)
 
     def attend(self, heads: Tensor, weight: Tensor, cache: Cache) -> Tensor:
-        shape, layout = self._shape, self._layout
+        shape, layout = self.shape, self._layout
         normed = shape.heads + shape.kv_heads
         qk = F.rms_norm(heads[:, :normed], (shape.width,), None, shape.eps) * weight
         qk = torch.addcmul(qk * self._cos, torch.roll(qk, shape.width // 2, dims=-1), self._sin)

@@ -18,23 +18,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker.engines.qwen3 import kernels
-from worker.engines.qwen3.arithmetic import Arithmetic, HeadShape, PlainArithmetic
+from worker.engines.qwen3.arithmetic import Arithmetic, HeadShape, LayerWeights, PlainArithmetic
 from worker.engines.qwen3.layout import Layout
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer; linear weights as ``(out, in)``."""
-
-    before_attention: Tensor
-    qkv: Tensor
-    """Query, key and value projections, stacked."""
-    qk_norm: Tensor
-    """``(query heads + key heads, head_dim)``: weights of the norms over each head."""
-    out: Tensor
-    before_mlp: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +97,11 @@ class Decoder:
 
         ``tile``: of ``layout``. Reads nothing back: fit for a CUDA graph, where ``fused``.
         """
-        return self._pass(x, self._arithmetic(layout, tile, x))
+        arithmetic = self._arithmetic(layout, tile, x)
+        more: Tensor | None = None
+        for w, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            x, more = arithmetic.layer(x, more, w, (keys, values))
+        return arithmetic.add_norm(x, more, self._final_norm)[1]
 
     def _arithmetic(self, layout: Layout, tile: int, x: Tensor) -> Arithmetic:
         s = self.shape
@@ -120,19 +109,8 @@ class Decoder:
         if not self.fused:
             return PlainArithmetic(heads, self._cos, self._sin, layout)
         out = torch.zeros(len(x), s.heads * s.head_dim, device=self.device, dtype=self.dtype)
-        return kernels.FusedArithmetic(heads, self._cos, self._sin, layout, tile=tile, out=out)
-
-    def _pass(self, x: Tensor, arithmetic: Arithmetic) -> Tensor:
-        s = self.shape
-        every = s.heads + 2 * s.kv_heads
-        more: Tensor | None = None
-        for w, keys, values in zip(self._layers, self._keys, self._values, strict=True):
-            x, h = arithmetic.add_norm(x, more, w.before_attention, s.eps)
-            heads = F.linear(h, w.qkv).view(-1, every, s.head_dim)
-            more = F.linear(arithmetic.attend(heads, w.qk_norm, (keys, values)), w.out)
-            x, h = arithmetic.add_norm(x, more, w.before_mlp, s.eps)
-            more = F.linear(arithmetic.gated(F.linear(h, w.gate_up)), w.down)
-        return arithmetic.add_norm(x, more, self._final_norm, s.eps)[1]
+        kind = kernels.FewRows if kernels.few(len(x), self._layers[0]) else kernels.FusedArithmetic
+        return kind(heads, self._cos, self._sin, layout, tile=tile, out=out)
 
 
 def _rotary_tables(shape: TextShape, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,13 @@ says so, and the plain code runs.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.engines.qwen3.arithmetic import Cache, HeadShape
+from worker.engines.qwen3.arithmetic import Arithmetic, Cache, HeadShape, LayerWeights
 from worker.engines.qwen3.layout import Layout
 
 try:
@@ -35,29 +36,31 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _split_heads(  # type: ignore[no-untyped-def]
         qkv, weight, cos, sin, positions, slots, queries, keys, values, length, eps,
-        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
+        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
+        # A block of heads is of one kind, because its size divides the number of each.
         token = tl.program_id(0).to(tl.int64)
-        head = tl.program_id(1)
-        lane = tl.arange(0, WIDTH)
+        block = tl.program_id(1) * BLOCK
+        head = block + tl.arange(0, BLOCK)[:, None]
+        lane = tl.arange(0, WIDTH)[None, :]
         other = (lane + WIDTH // 2) % WIDTH
         base = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * WIDTH
         x = tl.load(base + lane)
         position = tl.load(positions + token)
         slot = tl.load(slots + token)
-        if head < HEADS + KV_HEADS:
+        if block < HEADS + KV_HEADS:
             kind = x.dtype
             wide = x.to(tl.float32)
-            scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+            scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)[:, None]
             turned = tl.load(base + other).to(tl.float32) * scale
             own = (wide * scale).to(kind) * tl.load(weight + head * WIDTH + lane)
             turned = turned.to(kind) * tl.load(weight + head * WIDTH + other)
             c = tl.load(cos + position * WIDTH + lane)
             s = tl.load(sin + position * WIDTH + lane)
             x = ((own * c).to(tl.float32) + turned.to(tl.float32) * s.to(tl.float32)).to(kind)
-        if head < HEADS:
+        if block < HEADS:
             tl.store(queries + (token * HEADS + head) * WIDTH + lane, x)
-        elif head < HEADS + KV_HEADS:
+        elif block < HEADS + KV_HEADS:
             tl.store(keys + ((slot * KV_HEADS + head - HEADS) * length + position) * WIDTH + lane, x)
         else:
             tl.store(values + ((slot * KV_HEADS + head - HEADS - KV_HEADS) * length + position) * WIDTH + lane, x)
@@ -140,6 +143,41 @@ if triton is not None:
             tl.store(out + where, (sum_ / total[:, None]).to(q.dtype), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _few_rows(  # type: ignore[no-untyped-def]
+        x, norm, weight, add, out, eps,
+        ROWS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+        NORM: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        line = n[:, None].to(tl.int64) * DEPTH
+        kind = x.dtype.element_ty
+        for row in tl.static_range(ROWS):
+            scale = 1.0
+            if NORM:
+                squares = tl.zeros((STEP,), tl.float32)
+                for at in tl.static_range(0, DEPTH, STEP):
+                    value = tl.load(x + row * DEPTH + at + tl.arange(0, STEP)).to(tl.float32)
+                    squares += value * value
+                scale = tl.rsqrt(tl.sum(squares, axis=0) / DEPTH + eps)
+            total = tl.zeros((BLOCK, STEP), tl.float32)
+            second = tl.zeros((BLOCK, STEP), tl.float32)
+            for at in tl.static_range(0, DEPTH, STEP):
+                k = at + tl.arange(0, STEP)
+                value = tl.load(x + row * DEPTH + k).to(tl.float32)
+                if NORM:
+                    value = (value * scale * tl.load(norm + k).to(tl.float32)).to(kind).to(tl.float32)
+                total += tl.load(weight + line + k[None, :]).to(tl.float32) * value[None, :]
+                if GATE:
+                    second += tl.load(weight + line + WIDE * DEPTH + k[None, :]).to(tl.float32) * value[None, :]
+            y = tl.sum(total, axis=1).to(kind)
+            if GATE:
+                wide = y.to(tl.float32)
+                y = (wide * tl.sigmoid(wide)).to(kind) * tl.sum(second, axis=1).to(kind)
+            if ADD:
+                y += tl.load(add + row * WIDE + n)
+            tl.store(out + row * WIDE + n, y)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _add_norm(x, more, weight, sum_, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
         token = tl.program_id(0).to(tl.int64)
         lane = tl.arange(0, BLOCK)
@@ -165,6 +203,8 @@ if triton is not None:
 
 
 _LOG2_E = 1.4426950408889634
+_HEADS_AT_ONCE = 4
+_FEW_ROWS = 2
 
 
 def available(device: torch.device, *widths: int) -> bool:
@@ -178,48 +218,87 @@ def available(device: torch.device, *widths: int) -> bool:
     return True
 
 
-class FusedArithmetic:
+class FusedArithmetic(Arithmetic):
     """See ``Arithmetic``. ``tile``: of ``layout``. ``out``: room for what attention gives, ``(n, heads * width)``, zero at first.
 
     What tiles do not cover stays as it is there: numbers of an earlier pass, or zero.
     """
 
     def __init__(self, shape: HeadShape, cos: Tensor, sin: Tensor, layout: Layout, *, tile: int, out: Tensor) -> None:
-        self._shape, self._cos, self._sin = shape, cos, sin
+        super().__init__(shape)
+        self._cos, self._sin = cos, sin
         self._layout, self._tile, self._out = layout, tile, out
 
-    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         count, width = x.shape
         total, out = x if more is None else torch.empty_like(x), torch.empty_like(x)
         kernel: Any = _add_norm
         block = triton.next_power_of_2(width)
         kernel[(count,)](
-            x, x if more is None else more, weight, total, out, width, eps,
+            x, x if more is None else more, weight, total, out, width, self.shape.eps,
             ADD=more is not None, BLOCK=block, num_warps=4 if block <= 2048 else 8,
         )  # fmt: skip
         return total, out
 
     def attend(self, heads: Tensor, weight: Tensor, cache: Cache) -> Tensor:
-        shape, layout, (keys, values) = self._shape, self._layout, cache
+        shape, layout, (keys, values) = self.shape, self._layout, cache
         count, length = heads.shape[0], keys.shape[2]
         queries = torch.empty(count, shape.heads, shape.width, device=heads.device, dtype=heads.dtype)
         split: Any = _split_heads
-        split[(count, shape.every)](
+        block = math.gcd(shape.heads, shape.kv_heads, _HEADS_AT_ONCE)
+        split[(count, shape.every // block)](
             heads, weight, self._cos, self._sin, layout.positions, layout.slots, queries, keys, values, length, shape.eps,
-            HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=shape.width, num_warps=1,
+            HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=shape.width, BLOCK=block, num_warps=1,
         )  # fmt: skip
         lines = max(16, triton.next_power_of_2(self._tile * (shape.heads // shape.kv_heads)))
-        exact = heads.dtype == torch.float32
+        # The fastest of 27 choices on an H100 at the published shape, among those that fit smaller cards.
+        span, stages = (64, 2) if self._tile == DECODE_TILE else (32, 3)
+        if heads.dtype == torch.float32:
+            span, stages = 32, 2
         attend: Any = _attend_slots
         attend[(len(layout.tiles), shape.kv_heads)](
             queries, keys, values, layout.slots, layout.positions, layout.tiles, self._out, length,
             shape.width**-0.5 * _LOG2_E, HEADS=shape.heads, KV_HEADS=shape.kv_heads, WIDTH=shape.width,
-            LINES=lines, SPAN=32 if exact else 64, num_warps=4, num_stages=2,
+            LINES=lines, SPAN=span, num_warps=4, num_stages=stages,
         )  # fmt: skip
         return self._out
 
     def gated(self, both: Tensor) -> Tensor:
         return gated(both)
+
+
+def few(rows: int, w: LayerWeights) -> bool:
+    """Whether ``FewRows`` is for a line so short, and fits the weights."""
+    return rows <= _FEW_ROWS and all(depth % 16 == 0 for depth in (w.qkv.shape[1], w.out.shape[1], w.down.shape[1]))
+
+
+class FewRows(FusedArithmetic):
+    """For one row or two: the time goes to reading weights and to launches, so each product takes in what stands around it."""
+
+    def layer(self, x: Tensor, more: Tensor | None, w: LayerWeights, cache: Cache) -> tuple[Tensor, Tensor | None]:
+        assert more is None
+        heads = self._product(x, w.qkv, norm=w.before_attention, block=4, warps=2)
+        attended = self.attend(heads.view(-1, self.shape.every, self.shape.width), w.qk_norm, cache)
+        x = self._product(attended, w.out, add=x, block=1, warps=4)
+        gated = self._product(x, w.gate_up, norm=w.before_mlp, gate=True, block=2, warps=2)
+        return self._product(gated, w.down, add=x, block=1, warps=8), None
+
+    def _product(
+        self, x: Tensor, weight: Tensor, *, norm: Tensor | None = None, add: Tensor | None = None, gate: bool = False,
+        block: int, warps: int,
+    ) -> Tensor:  # fmt: skip
+        """``x`` normed (``norm``), times the weight; gated or added to ``add``. ``block``: outputs of a program."""
+        rows, depth = x.shape
+        wide = weight.shape[0] // 2 if gate else weight.shape[0]
+        out = torch.empty(rows, wide, device=x.device, dtype=x.dtype)
+        kernel: Any = _few_rows
+        block = math.gcd(block, wide)
+        kernel[(wide // block,)](
+            x, x if norm is None else norm, weight, x if add is None else add, out, self.shape.eps,
+            ROWS=rows, DEPTH=depth, WIDE=wide, STEP=math.gcd(depth, 1024), BLOCK=block,
+            NORM=norm is not None, ADD=add is not None, GATE=gate, num_warps=warps,
+        )  # fmt: skip
+        return out
 
 
 def attend_windows(qkv: Tensor, tiles: Tensor, out: Tensor) -> Tensor:

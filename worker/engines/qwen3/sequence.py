@@ -66,6 +66,8 @@ class Qwen3Sequence:
         """Samples that the embeddings cover."""
         self.audio_length = 0
         """Tokens of sound that the embeddings cover."""
+        self._before_text = 0
+        """Tokens before the first of ``tokens``; ``_begin`` counts them, after every change of prompt or sound."""
         self.finished = False
         self.paused = False
         """Speech has paused after what was fed."""
@@ -91,6 +93,7 @@ class Qwen3Sequence:
         """(Re)start the text after what is kept, with ``tokens`` that are known already."""
         self.tokens: list[int] = list(tokens)
         self.scores: list[float] = list(scores)
+        self._before_text = len(self._prompt.head) + self.audio_length + len(self._prompt.tail)
         self._pieces: list[bytes] = [self._vocabulary.bytes_of(token) for token in tokens]
         self._text_from = 0
         forced = bool(self._language)
@@ -148,7 +151,7 @@ class Qwen3Sequence:
     @property
     def known_length(self) -> int:
         """Tokens before the next one, generated ones included."""
-        return len(self._prompt.head) + self.audio_length + len(self._prompt.tail) + len(self.tokens)
+        return self._before_text + len(self.tokens)
 
     @property
     def budget(self) -> int:
