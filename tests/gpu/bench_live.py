@@ -5,7 +5,7 @@
 Weights are random, so the text is scripted: 3.5 tokens a second, and of the last hypothesis the first share ``acceptance``
 holds at each update and the rest is decoded anew. Every pass is computed in full before its tokens are replaced. Streams
 speak without a pause in utterances of 8 s. Words on which two hypotheses in a row agree are frozen, as a call does it
-(``--no-freeze``: nothing is; the dearest case). Audio comes every 320 ms, streams
+(``--no-freeze``: nothing is; the dearest case). ``--files``: so many segments of 30 s of files are always in work beside them. Audio comes every 320 ms, streams
 spread over that time. A partial is late from the moment its audio was there until the hypothesis for it is complete.
 """
 
@@ -42,7 +42,7 @@ ACCEPTANCE = (0.0, 0.5, 0.8)
 TOKENS_PER_SECOND = 3.5
 UTTERANCE_SAMPLES = 8 * 16_000
 HOP_SECONDS = LIVE_HOP / 16_000
-SOUND = noise(20.0)
+SOUND = noise(30.0)
 
 
 class Script:
@@ -90,10 +90,14 @@ class Load:
     streams: int
     acceptance: float
     freeze: bool = True
+    files: int = 0
     latencies: list[float] = field(default_factory=list)
     busy: float = 0.0
     steps: int = 0
     ending: list[Qwen3Sequence] = field(default_factory=list)
+    segments: list[Qwen3Sequence] = field(default_factory=list)
+    done: int = 0
+    """Segments of files since the warming up."""
     numbers: Any = field(default_factory=itertools.count)
 
     def open(self, length: int) -> Qwen3Sequence:
@@ -114,6 +118,7 @@ class Load:
         warm = begun + 1.5
         while (now := time.perf_counter()) < begun + 1.5 + seconds:
             self.hear(streams, now)
+            self.read(now > warm)
             rows = self.rows(streams)
             if not rows:
                 time.sleep(max(0.0, min(s.due for s in streams) - time.perf_counter()))
@@ -128,7 +133,7 @@ class Load:
             self.collect(streams, ended, warm)
         # Partials that never came are as late as the end.
         self.latencies += [time.perf_counter() - due for s in streams for due, _ in s.waiting if due > warm]
-        for row in (*self.ending, *(s.row for s in streams)):
+        for row in (*self.ending, *(s.row for s in streams), *self.segments):
             self.engine.cancel(row)
         self.engine._catch_up.script = None
         ranked = sorted(self.latencies)
@@ -138,6 +143,7 @@ class Load:
             "busy": self.busy / seconds,
             "partials": len(ranked),
             "ms a step": self.busy / max(1, self.steps) * 1e3,
+            "files, s per s": self.done * len(SOUND) / 16_000 / seconds,
         }
 
     def hear(self, streams: list[Stream], now: float) -> None:
@@ -153,6 +159,17 @@ class Load:
                     stream.waiting.append((stream.due, at + LIVE_HOP))
                 stream.due += HOP_SECONDS
 
+    def read(self, count: bool) -> None:
+        """A new segment for each that is finished."""
+        running = [row for row in self.segments if not row.closed]
+        self.done += count * (len(self.segments) - len(running))
+        while len(running) < self.files:
+            row = self.engine.open(SequenceRequest(f"file{next(self.numbers)}", Lane.BATCH))
+            self.engine.feed(row, SOUND)
+            self.engine.finish(row)
+            running.append(row)
+        self.segments = running
+
     def settle(self, streams: list[Stream], events: list[EngineEvent]) -> None:
         """As a call does it: what is certain is frozen."""
         if not self.freeze:
@@ -165,7 +182,7 @@ class Load:
     def rows(self, streams: list[Stream]) -> list[Qwen3Sequence]:
         live = sorted((s for s in streams if s.row.ready), key=lambda s: s.waiting[0][0] if s.waiting else 0.0)
         self.ending = [row for row in self.ending if not row.closed]
-        return [*self.ending, *(s.row for s in live)]
+        return [*self.ending, *(s.row for s in live), *self.segments]
 
     def collect(self, streams: list[Stream], now: float, warm: float) -> None:
         for stream in streams:
@@ -198,6 +215,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     parser.add_argument("--acceptance", type=float, nargs="+", default=list(ACCEPTANCE))
+    parser.add_argument("--files", type=int, nargs="+", default=[0])
     parser.add_argument("--no-freeze", action="store_true")
     parser.add_argument("--profile", action="store_true", help="which kernels the GPU runs, and what the host does")
     parser.add_argument("--out", type=Path)
@@ -213,11 +231,10 @@ def main() -> None:
         results["slots"] = engine.load(lambda phase, fraction: None).slots
         results["load s"] = time.perf_counter() - begun
         print(results, f"torch {torch.__version__}, transformers {hugging.__version__}, {dtype}", flush=True)
-        for acceptance in options.acceptance:
-            for streams in options.streams:
-                found = Load(engine, streams, acceptance, not options.no_freeze).run(options.seconds)
-                results["runs"].append({"streams": streams, "acceptance": acceptance, **found})
-                print(streams, acceptance, {k: round(v, 2) for k, v in found.items()}, flush=True)
+        for acceptance, streams, files in itertools.product(options.acceptance, options.streams, options.files):
+            found = Load(engine, streams, acceptance, not options.no_freeze, files).run(options.seconds)
+            results["runs"].append({"streams": streams, "acceptance": acceptance, "files": files, **found})
+            print(streams, acceptance, files, {k: round(v, 2) for k, v in found.items()}, flush=True)
         if options.profile:
             results["kernels"] = kernels(Load(engine, options.streams[-1], options.acceptance[-1]), 2.0)
             for name, share in results["kernels"].items():

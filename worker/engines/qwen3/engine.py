@@ -51,8 +51,10 @@ MIN_ANSWER = 16
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
 GROUP_POSITIONS = {"cuda": 8192, "cpu": 1024}
 """Positions of rows that one step catches up at most (but always one row)."""
-GROUP_POSITIONS_LIVE = {"cuda": LINES[-1], "cpu": 1024}
+GROUP_POSITIONS_OF_CALLS = {"cuda": LINES[-1], "cpu": 1024}
 """The same for calls: what is recorded."""
+GROUP_POSITIONS_BESIDE_CALLS = {"cuda": 512, "cpu": 512}
+"""The same for files while there are calls, which may have to wait for it: a segment or two, some 5 ms on an H100."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -276,7 +278,8 @@ class Qwen3Engine:
     def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
         """Rows that are computed together with the first, in order: calls among themselves, and not too much in all."""
         live = behind[0].lane is Lane.LIVE
-        bound = (GROUP_POSITIONS_LIVE if live else GROUP_POSITIONS).get(self._device.where.type, 1024)
+        beside = GROUP_POSITIONS_BESIDE_CALLS if self._table.calls else GROUP_POSITIONS
+        bound = (GROUP_POSITIONS_OF_CALLS if live else beside).get(self._device.where.type, 1024)
         group: list[Qwen3Sequence] = []
         total = 0
         for row in behind:

@@ -14,6 +14,8 @@ class SlotTable:
         self._seated: dict[int, Qwen3Sequence] = {}
         self._arrivals = 0
         self.evictions = 0
+        self.calls = 0
+        """Sequences of calls that have a slot."""
 
     def __len__(self) -> int:
         return len(self._seated)
@@ -30,6 +32,7 @@ class SlotTable:
         self._arrivals += 1
         sequence.slot, sequence.kv, sequence.arrival = slot, 0, self._arrivals
         self._seated[slot] = sequence
+        self.calls += sequence.lane is Lane.LIVE
         return True
 
     def release(self, sequence: Qwen3Sequence) -> None:
@@ -37,6 +40,7 @@ class SlotTable:
         if sequence.slot is None:
             return
         del self._seated[sequence.slot]
+        self.calls -= sequence.lane is Lane.LIVE
         heapq.heappush(self._free, sequence.slot)
         sequence.leave_slot()
 
