@@ -122,19 +122,72 @@ def _steps_until_final(engine: Qwen3Engine, sound: Audio, others: list[Qwen3Sequ
     raise AssertionError("no final")
 
 
-def test_joining_files_take_at_most_every_second_step_from_a_call(
+def _progress(engine: Qwen3Engine, sounds: dict[str, Audio], lane: Lane) -> tuple[list[int], list[Qwen3Sequence]]:
+    """Tokens that a row of ``lane`` gets in each of eight steps in which three files would like to join, and the files."""
+    first = start(engine, sounds["pico-en-us"], "first", lane, language="en")
+    engine.step([first], 0)
+    files = [start(engine, sounds["flite-awb"], f"f{n}", language="en") for n in range(3)]
+    progress = []
+    for _ in range(8):
+        before = len(first.tokens)
+        engine.step([first, *files], 0)
+        progress.append(len(first.tokens) - before)
+    engine.cancel(first)
+    return progress, files
+
+
+def test_joining_files_take_at_most_every_second_step_from_a_better_lane(
     trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.engines.qwen3.engine.GROUP_POSITIONS", {"cpu": 1})
-    call = start(trained_engine, sounds["pico-en-us"], "call", Lane.LIVE, language="en")
-    trained_engine.step([call], 0)
-    files = [start(trained_engine, sounds["flite-awb"], f"f{n}", language="en") for n in range(3)]
-    progress = []
-    for _ in range(8):
-        before = len(call.tokens)
-        trained_engine.step([call, *files], 0)
-        progress.append(len(call.tokens) - before)
+    progress, files = _progress(trained_engine, sounds, Lane.INTERACTIVE)
     assert sum(row.kv > 0 for row in files) == 3
     assert all(sum(pair) >= 1 for pair in pairwise(progress)), progress
+    for row in files:
+        trained_engine.cancel(row)
+
+
+def test_joining_files_take_no_step_from_a_call(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:
+    progress, files = _progress(trained_engine, sounds, Lane.LIVE)
+    assert min(progress) >= 1, progress
+    assert not any(row.heard for row in files)
+    done = finals(drive(trained_engine, files))
+    assert {event.text for event in done.values()} == {said(next(w for w in WAVES if w.stem == "flite-awb"))}
+
+
+def test_beside_an_idle_call_files_are_heard_and_filled_in_steps_of_their_own(
+    trained_engine: Qwen3Engine, sounds: dict[str, Audio]
+) -> None:
+    """So that a call which speaks again waits for one half only."""
+    call = start(trained_engine, None, "call", Lane.LIVE, partials=True, language="en")
+    trained_engine.feed(call, sounds["pico-en-us"][:16_000])
+    while call.ready:
+        trained_engine.step([call], 0)
+    file = start(trained_engine, sounds["flite-awb"], "file", language="en")
+    trained_engine.step([file], 0)
+    assert file.heard == len(sounds["flite-awb"])
+    assert file.kv == 0
+    trained_engine.step([file], 0)
+    assert file.kv > 0
+    final = finals(drive(trained_engine, [file]))["file"]
+    assert final.text == said(next(w for w in WAVES if w.stem == "flite-awb"))
+    assert final.work is not None
+    assert min(final.work.encode_ns, final.work.prefill_ns, final.work.decode_ns) > 0
+    trained_engine.cancel(call)
+
+
+def test_some_files_go_on_beside_calls(
+    trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.qwen3.engine.RIDERS_BESIDE_CALLS", 2)
+    files = [start(trained_engine, sounds["flite-awb"], f"f{n}", language="en") for n in range(3)]
+    while any(row.behind for row in files):
+        trained_engine.step(files, 0)
+    call = start(trained_engine, sounds["pico-en-us"], "call", Lane.LIVE, language="en")
+    before = [len(row.tokens) for row in files]
+    trained_engine.step([call, *files], 0)
+    trained_engine.step([call, *files], 0)
+    assert [len(row.tokens) - n for row, n in zip(files, before, strict=True)] == [2, 2, 0]
+    assert len(call.tokens) == 2
     for row in (call, *files):
         trained_engine.cancel(row)

@@ -41,7 +41,6 @@ class Flight:
     decoding: Sequence[bool]
     """Of each row: whether it lacked only its next token."""
     begin: Mark
-    encoded: Mark
     landing: Landing
 
 
@@ -71,10 +70,9 @@ class CatchUp:
         Only the rows' embeddings change, which are right whatever becomes of the pass.
         """
         decoding = [not row.behind for row in group]
-        begin = encoded = Mark(self._decoder.device)
         if due := [row for row in group if row.audio_due]:
             self.listen(due)
-            encoded = Mark(self._decoder.device)
+        begin = Mark(self._decoder.device)
         ids = [row.ids_after(row.kv) for row in group]
         self.positions += sum(len(line) for line, next_only in zip(ids, decoding, strict=True) if not next_only)
         pieces = [Piece(seat(row), row.kv, len(line)) for row, line in zip(group, ids, strict=True)]
@@ -82,19 +80,21 @@ class CatchUp:
             packed = self._forward.next_tokens([line[0] for line in ids], pieces)
         else:
             packed = self._choose(self._fill(group, ids, pieces), group, pieces, chooser)
-        return Flight(group, decoding, begin, encoded, Landing(packed))
+        return Flight(group, decoding, begin, Landing(packed))
 
     def land(self, flight: Flight) -> list[tuple[list[int], list[float]]]:
         """New tokens and their log probabilities for each row, at least one."""
         group = flight.group
         tokens, scores = flight.landing.unpack()
-        encode_ns, pass_ns = flight.encoded.since(flight.begin), flight.landing.there.since(flight.encoded)
+        pass_ns = flight.landing.there.since(flight.begin)
         for row, decoding in zip(group, flight.decoding, strict=True):
             if decoding:
-                row.decode_ns += encode_ns + pass_ns
+                row.decode_ns += pass_ns
             else:
-                row.encode_ns += encode_ns
                 row.prefill_ns += pass_ns
+            if row.encoding is not None:
+                began, ended = row.encoding
+                row.encode_ns, row.encoding = ended.since(began), None
         if self.script is not None:
             tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
         results, at = [], 0
@@ -109,6 +109,7 @@ class CatchUp:
 
     def listen(self, rows: Sequence[Qwen3Sequence]) -> None:
         """Encode the sound of ``rows`` that has no final embedding yet: windows that closed, and the open one."""
+        began = Mark(self._decoder.device)
         lengths = [row.samples.length for row in rows]
         spans = [(row.first_open_frame(), geometry.frames_of(n)) for row, n in zip(rows, lengths, strict=True)]
         clips = [row.samples.for_frames(*span) for row, span in zip(rows, spans, strict=True)]
@@ -125,6 +126,9 @@ class CatchUp:
             parts = [next(embeddings) for _ in range(-(-counts[n] // geometry.WINDOW_FRAMES))]
             closed = geometry.closed_windows(lengths[n], finished=row.finished) - len(row.windows)
             row.hear(parts[:closed], parts[closed] if len(parts) > closed else None, mel.loudest[n], length=lengths[n])
+        ended = Mark(self._decoder.device)
+        for row in rows:
+            row.encoding = began, ended
 
     def _fill(self, group: Sequence[Qwen3Sequence], ids: Sequence[Sequence[int]], pieces: Sequence[Piece]) -> Tensor:
         """Hidden states ``(n, hidden)`` of all missing positions, row after row; the slots hold them afterwards."""

@@ -1,8 +1,9 @@
 """Continuous batching for Qwen3-ASR: sequences join and leave between steps, live rows first.
 
-A step is one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token); rows of the
-same lane or a better one that need just their next token ride along. Where no row is behind, the step is theirs alone. Nothing
-else happens, so a step is bounded by the size of a group, and a neighbour never waits for more than one.
+A step is one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token); rows that
+need just their next token ride along. Where no row is behind, the step is theirs alone. Nothing else happens, so a step is
+bounded by the size of a group, and a neighbour never waits for more than one. Calls wait for no work of files but the step
+that runs, and while there are calls, such a step is small.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ GROUP_POSITIONS_OF_CALLS = {"cuda": LINES[-1], "cpu": 1024}
 """The same for calls: what is recorded."""
 GROUP_POSITIONS_BESIDE_CALLS = {"cuda": 512, "cpu": 512}
 """The same for files while there are calls, which may have to wait for it: a segment or two, some 5 ms on an H100."""
+RIDERS_BESIDE_CALLS = 8
+"""Rows of files that get their next token in a step of calls: they cost it next to nothing."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -256,24 +259,28 @@ class Qwen3Engine:
         if behind and self._catch_up_first(behind, current):
             self._last_was_catch_up = True
             group = [row for row in self._group(behind) if self._fits(row, events)]
-            riders = [row for row in current if row.lane <= behind[0].lane]
-            if group or riders:
-                events += self._passes.run(group, riders)
+            if self._table.calls and behind[0].lane is not Lane.LIVE and any(row.audio_due for row in group):
+                events += self._passes.listen(group)
+            elif group or current:
+                events += self._passes.run(group, _riders(current, behind[0].lane))
         elif current:
             self._last_was_catch_up = False
-            events += self._passes.run([], current)
+            events += self._passes.run([], _riders(current, current[0].lane))
         return events
 
     def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
         """Whether its sound and some text have room in a slot; else it fails."""
-        if row.audio_due and row.kv + row.cost() + MIN_ANSWER > self.decoder.scratch:
+        if row.audio_due and row.reach + MIN_ANSWER > self.decoder.scratch:
             events.append(self._fail(row, _too_long()))
             return False
         return True
 
     def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> bool:
-        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher."""
-        return not current or behind[0].lane <= current[0].lane or not self._last_was_catch_up
+        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher, and
+        none from calls."""
+        if not current or behind[0].lane <= current[0].lane:
+            return True
+        return current[0].lane is not Lane.LIVE and not self._last_was_catch_up
 
     def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
         """Rows that are computed together with the first, in order: calls among themselves, and not too much in all."""
@@ -354,6 +361,14 @@ class Qwen3Engine:
         self._table.release(row)
         row.forget()
         return SequenceFailed(row, error)
+
+
+def _riders(current: list[Qwen3Sequence], lane: Lane) -> list[Qwen3Sequence]:
+    """Of the rows that need one token, those that are in a step of this lane: not so many that they would delay calls."""
+    if lane is not Lane.LIVE:
+        return current
+    calls = [row for row in current if row.lane is Lane.LIVE]
+    return calls + [row for row in current if row.lane is not Lane.LIVE][:RIDERS_BESIDE_CALLS]
 
 
 def _own(sequence: EngineSequence) -> Qwen3Sequence:

@@ -53,6 +53,14 @@ class Passes:
             events += self._advance(flight.group, self._catch_up.land(flight))
         return events
 
+    def listen(self, group: Sequence[Qwen3Sequence]) -> list[EngineEvent]:
+        """Only encode the sound of ``group``: half of catching up, where a whole pass would keep calls waiting."""
+        try:
+            self._catch_up.listen([row for row in group if row.audio_due])
+        except (torch.OutOfMemoryError, NapscribeError) as error:
+            return self._again(group, error)
+        return []
+
     def _pieces(self, group: Sequence[Qwen3Sequence], riders: Sequence[Qwen3Sequence]) -> list[list[Qwen3Sequence]]:
         if self.rows_in_halves and len(group) >= self.rows_in_halves:
             half = math.ceil(len(group) / 2)

@@ -24,6 +24,7 @@ from worker.engines.qwen3.border import border
 from worker.engines.qwen3.guard import CHECK_EVERY, find_runaway, visible
 from worker.engines.qwen3.parse import OutputParser
 from worker.engines.qwen3.prompt import Prompt, build_prompt, prefix_tokens
+from worker.engines.qwen3.sampling import Mark
 from worker.engines.qwen3.vocabulary import Vocabulary
 
 LIVE_HOP = 320 * SAMPLE_RATE // 1000
@@ -83,6 +84,8 @@ class Qwen3Sequence:
         self.finish_reason = "stop"
         self.encode_ns = self.prefill_ns = self.decode_ns = 0
         """Of the passes since sound was heard last."""
+        self.encoding: tuple[Mark, Mark] | None = None
+        """Begin and end of the last encoding, until its time is known."""
         self.windows_encoded = 0
         self._shown = 0
         self._shown_tokens = 0
@@ -167,11 +170,22 @@ class Qwen3Sequence:
         return [*self._prompt.head, *sound, *self._prompt.tail, *self.tokens, *self.draft][start:]
 
     def cost(self) -> int:
-        """Positions that catching up will compute, as far as is known before the sound is encoded."""
+        """Positions that catching up will compute: with new sound, the open window and what follows it anew."""
+        there = min(self.kv, self._closed_length) if self.audio_due else self.kv
+        return max(1, self.reach - there)
+
+    @property
+    def reach(self) -> int:
+        """Positions that the slot will hold when the row has caught up."""
         pending = 0
         if self.audio_due:
             pending = geometry.tokens_of(geometry.frames_of(self.samples.length)) - self.audio_length
-        return max(1, self.known_length + pending + len(self.draft) - self.kv)
+        return self.known_length + pending + len(self.draft)
+
+    @property
+    def _closed_length(self) -> int:
+        """Positions of the head and the closed windows, which new sound does not change."""
+        return len(self.head) + geometry.WINDOW_TOKENS * len(self.windows)
 
     # ------------------------------------------------------------ what the engine tells
 
@@ -180,7 +194,7 @@ class Qwen3Sequence:
 
     def hear(self, windows: list[Tensor], open_window: Tensor | None, loudest: Tensor, *, length: int) -> None:
         """New embeddings: windows that closed since, and the open one in place of the last. ``length``: samples covered."""
-        self.kv = min(self.kv, len(self.head) + geometry.WINDOW_TOKENS * len(self.windows))
+        self.kv = min(self.kv, self._closed_length)
         self.windows += windows
         self.open_window = open_window
         self.audio_length = geometry.WINDOW_TOKENS * len(self.windows)
