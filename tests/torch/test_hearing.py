@@ -69,6 +69,17 @@ def test_mel_of_a_batch_is_that_of_each_clip(mel: LogMel) -> None:
         assert together.loudest[n] == alone.loudest[0]
 
 
+def test_what_lies_behind_a_clip_does_not_matter(mel: LogMel, monkeypatch: pytest.MonkeyPatch) -> None:
+    clips = [noise(seconds, seed) for seed, seconds in enumerate((0.7, 3.0))]
+    frames = [geometry.frames_of(len(clip)) for clip in clips]
+    cut = [buffer(clip).for_frames(0, n) for clip, n in zip(clips, frames, strict=True)]
+    clean = mel(cut, frames, [None, None])
+    monkeypatch.setattr("torch.empty", lambda *size, **_: torch.full(size, torch.nan))
+    dirty = mel(cut, frames, [None, None])
+    assert torch.equal(clean.features, dirty.features)
+    assert torch.equal(clean.loudest, dirty.loudest)
+
+
 def test_mel_of_a_later_window_is_that_of_the_whole(mel: LogMel) -> None:
     """From the third window on, with two frames of context on the left and 40 samples on the right."""
     sound = buffer(noise(24.0, seed=5))

@@ -51,9 +51,10 @@ class SampleBuffer:
         half = geometry.FFT // 2
         start, stop = first * geometry.HOP - half, (last - 1) * geometry.HOP + half
         inner = self._store[max(start, 0) : min(stop, self.length)]
-        out = np.zeros(stop - start, np.float32)
+        out = np.empty(stop - start, np.float32)
         at = max(start, 0) - start
         out[at : at + len(inner)] = inner
+        out[at + len(inner) :] = 0.0
         if start < 0:
             out[:-start] = self._mirrored(range(-start, 0, -1))
         if stop > size:

@@ -81,7 +81,8 @@ class LogMel:
         """One padded batch on the device. On CUDA the copy is asynchronous; torch's pool of pinned memory gives the buffer out
         again only when the copy is done.
 
-        There both sizes are rounded up, and the rows that fill are silent: cuFFT makes a plan for every new shape.
+        There both sizes are rounded up: cuFFT makes a plan for every new shape. What lies behind a clip's end is anything at
+        all, which costs nothing: no frame of the clip sees it, and what frames behind them give is masked.
         """
         rows, length = len(clips), max(len(clip) for clip in clips)
         if self._device.type == "cuda":
@@ -92,6 +93,4 @@ class LogMel:
         host = batch.numpy()
         for row, clip in zip(host, clips, strict=False):
             row[: len(clip)] = clip
-            row[len(clip) :] = 0.0
-        host[len(clips) :] = 0.0
         return batch.to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
