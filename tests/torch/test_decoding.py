@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -15,6 +18,14 @@ from worker.engines.qwen3.slots import SlotTable
 pytestmark = pytest.mark.torch
 
 SECONDS = (0.2, 0.5, 1.0, 1.37, 3.0, 4.0, 7.995, 8.0, 8.01, 10.6)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in step", "ahead"])
+def ahead(request: pytest.FixtureRequest, random_engine: Qwen3Engine) -> Iterator[bool]:
+    """With and without passes that are launched before the tokens are known that they go on from."""
+    random_engine._passes.goes_ahead = request.param
+    yield request.param
+    random_engine._passes.goes_ahead = False
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +177,57 @@ def test_the_youngest_of_the_lowest_lane_is_evicted(random_engine: Qwen3Engine) 
     assert not table.seat(old)
     table.release(calls[0])
     assert table.seat(old)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_between_steps(
+    random_engine: Qwen3Engine, clips: list[Audio], expected: list[list[int]], seed: int
+) -> None:
+    """Rows join late, sit out, lose their slots, are cancelled, and calls go first; each kept row says what it would say alone."""
+    chance = random.Random(seed)
+    rows = [
+        start(random_engine, clip, f"{n}", chance.choice([*Lane, Lane.BATCH]), language="en")
+        for n, clip in enumerate(clips)
+    ]
+    doomed = [start(random_engine, noise(2.0, 90 + n), f"d{n}", language="en") for n in range(4)]
+    waiting = [*rows, *doomed]
+    chance.shuffle(waiting)
+    running: list[Qwen3Sequence] = []
+    events: list[EngineEvent] = []
+    for _ in range(3_000):
+        if waiting and chance.random() < 0.2:
+            running.append(waiting.pop())
+        running = [row for row in running if not row.closed]
+        if not running and not waiting:
+            break
+        stepping = sorted((row for row in running if chance.random() < 0.9), key=lambda row: row.lane)
+        told = random_engine.step(stepping, 0)
+        assert {id(event.sequence) for event in told} <= set(map(id, stepping)), "only rows of the step are spoken of"
+        events += told
+        if running and chance.random() < 0.08:
+            random_engine.suspend(chance.choice(running))
+        for row in doomed:
+            if row.kv and chance.random() < 0.1:
+                random_engine.cancel(row)
+    assert not running
+    for row, tokens in zip(rows, expected, strict=True):
+        check(row, tokens, events)
+
+
+def test_a_pass_ahead_is_used(
+    random_engine: Qwen3Engine, clips: list[Audio], ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass a token, and at most one more at the end."""
+    passes = 0
+    forward = random_engine._forward
+    next_tokens = forward.next_tokens
+
+    def counted(*args: object, **more: object) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return next_tokens(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward, "next_tokens", counted)
+    row = start(random_engine, clips[4], language="en")
+    drive(random_engine, [row])
+    assert 0 <= passes - len(row.tokens) + 1 <= ahead + 1

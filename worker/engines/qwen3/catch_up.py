@@ -29,19 +29,29 @@ _LOGITS_AT_ONCE = 256
 """Rows of logits that exist at a time: 150 MB in float32 at the published vocabulary."""
 
 Chooser = Callable[[Sequence[Qwen3Sequence]], LogitsToTokens | None]
+Results = Sequence[tuple[list[int], list[float]]]
+"""New tokens and their log probabilities, by row."""
 Script = Callable[[Qwen3Sequence, int], list[int]]
 """``script(row, count)``: the next ``count`` tokens of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A pass that has been launched. Its rows must not change until it has landed."""
+    """A pass that has been launched. Its rows must not change until it has landed, unless it was launched ahead."""
 
     group: Sequence[Qwen3Sequence]
+    pieces: Sequence[Piece]
     decoding: Sequence[bool]
     """Of each row: whether it lacked only its next token."""
     begin: Mark
+    packed: Tensor
+    """Tokens on the device, of a decoding pass a copy that no later pass overwrites."""
     landing: Landing
+
+    def holds(self, n: int) -> bool:
+        """Whether row ``n``, which lacked only its next token, still stands where it stood when that was computed."""
+        row, piece = self.group[n], self.pieces[n]
+        return not row.closed and row.decoding and not row.behind and (row.slot, row.kv) == (piece.slot, piece.start)
 
 
 class CatchUp:
@@ -60,7 +70,7 @@ class CatchUp:
         self.positions = 0
         """Positions computed since the start for rows that were behind: what calls and evictions cost."""
 
-    def run(self, group: Sequence[Qwen3Sequence], chooser: Chooser) -> list[tuple[list[int], list[float]]]:
+    def run(self, group: Sequence[Qwen3Sequence], chooser: Chooser) -> Results:
         """Launch and land."""
         return self.land(self.launch(group, chooser))
 
@@ -77,12 +87,40 @@ class CatchUp:
         self.positions += sum(len(line) for line, next_only in zip(ids, decoding, strict=True) if not next_only)
         pieces = [Piece(seat(row), row.kv, len(line)) for row, line in zip(group, ids, strict=True)]
         if all(decoding) and chooser(group) is None:
-            packed = self._forward.next_tokens([line[0] for line in ids], pieces)
+            packed = self._forward.next_tokens([line[0] for line in ids], pieces).clone()
         else:
             packed = self._choose(self._fill(group, ids, pieces), group, pieces, chooser)
-        return Flight(group, decoding, begin, Landing(packed))
+        return Flight(group, pieces, decoding, begin, packed, Landing(packed))
 
-    def land(self, flight: Flight) -> list[tuple[list[int], list[float]]]:
+    def launch_ahead(self, group: Sequence[Qwen3Sequence], before: Flight) -> Flight:
+        """The next tokens of rows that ``before``, in which all rows lack just one, is still computing, and of others.
+
+        What the former will be given stays on the device, where this pass finds it. The host learns it meanwhile; where that
+        ends or changes a row, the result of this pass does not hold for it.
+        """
+        begin = Mark(self._decoder.device)
+        places = {id(row): n for n, row in enumerate(before.group) if before.holds(n)}
+        chained = [(n, places[id(row)]) for n, row in enumerate(group) if id(row) in places]
+        ids = [0 if id(row) in places else row.ids_after(row.kv)[0] for row in group]
+        pieces = [Piece(seat(row), row.kv + (id(row) in places), 1) for row in group]
+        packed = self._forward.next_tokens(ids, pieces, after=(before.packed, chained)).clone()
+        return Flight(group, pieces, [True] * len(group), begin, packed, Landing(packed))
+
+    def land_ahead(self, flight: Flight, rows: Sequence[Qwen3Sequence]) -> tuple[list[Qwen3Sequence], Results]:
+        """Those of ``rows`` for which the flight holds, with their tokens."""
+        tokens, scores = flight.landing.unpack()
+        wanted = set(map(id, rows))
+        good = [n for n, row in enumerate(flight.group) if id(row) in wanted and flight.holds(n)]
+        group = [flight.group[n] for n in good]
+        pass_ns = flight.landing.there.since(flight.begin)
+        for row in group:
+            row.decode_ns += pass_ns
+            row.kv += 1
+        if self.script is not None:
+            return group, [(self.script(row, 1), [0.0]) for row in group]
+        return group, [([tokens[n]], [scores[n]]) for n in good]
+
+    def land(self, flight: Flight) -> Results:
         """New tokens and their log probabilities for each row, at least one."""
         group = flight.group
         tokens, scores = flight.landing.unpack()
@@ -97,7 +135,8 @@ class CatchUp:
                 row.encode_ns, row.encoding = ended.since(began), None
         if self.script is not None:
             tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
-        results, at = [], 0
+        results: list[tuple[list[int], list[float]]] = []
+        at = 0
         for row in group:
             count = 1 + len(row.draft)
             agreed = _agreement(row.draft, tokens[at : at + count])
@@ -106,6 +145,10 @@ class CatchUp:
             row.draft = ()
             at += count
         return results
+
+    def has_room(self, row: Qwen3Sequence) -> bool:
+        """Whether the slot has a position for the token after the next."""
+        return row.kv + 1 < self._decoder.scratch
 
     def listen(self, rows: Sequence[Qwen3Sequence]) -> None:
         """Encode the sound of ``rows`` that has no final embedding yet: windows that closed, and the open one."""

@@ -262,10 +262,10 @@ class Qwen3Engine:
             if self._table.calls and behind[0].lane is not Lane.LIVE and any(row.audio_due for row in group):
                 events += self._passes.listen(group)
             elif group or current:
-                events += self._passes.run(group, _riders(current, behind[0].lane))
+                events += self._passes.run(group, _riders(current, behind[0].lane), current)
         elif current:
             self._last_was_catch_up = False
-            events += self._passes.run([], _riders(current, current[0].lane))
+            events += self._passes.run([], _riders(current, current[0].lane), current)
         return events
 
     def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:

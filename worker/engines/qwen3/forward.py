@@ -56,14 +56,22 @@ class Forward:
 
     # ------------------------------------------------------------ next tokens
 
-    def next_tokens(self, ids: Sequence[int], pieces: Sequence[Piece]) -> Tensor:
-        """Packed tokens that follow ``ids``, greedily; each is the one position of its piece. Valid until the next pass."""
+    def next_tokens(
+        self, ids: Sequence[int], pieces: Sequence[Piece], after: tuple[Tensor, Sequence[tuple[int, int]]] | None = None
+    ) -> Tensor:
+        """Packed tokens that follow ``ids``, greedily; each is the one position of its piece. Valid until the next pass.
+
+        ``after``: packed tokens of the pass before, and for pairs ``(n, m)`` that ``ids[n]`` is its token ``m``.
+        """
         if self._tokens is None:
             decoder = self._decoder
-            hidden = self.hidden(decoder.embed(upload(np.array(ids), decoder.device)), pieces)
-            return greedy(decoder.logits(hidden))
+            line = upload(np.array(ids, np.int64), decoder.device)
+            _chain(line, after)
+            return greedy(decoder.logits(self.hidden(decoder.embed(line), pieces)))
         size = next(size for size in self._token_sizes if size >= len(ids))
-        upload_into(self._tokens.inputs((size,))[0], self._flat_tokens(ids, pieces, size))
+        (flat,) = self._tokens.inputs((size,))
+        upload_into(flat, self._flat_tokens(ids, pieces, size))
+        _chain(flat, after)
         return self._tokens.replay((size,))[:, : len(ids)]
 
     def _flat_tokens(self, ids: Sequence[int], pieces: Sequence[Piece], size: int) -> Any:
@@ -100,6 +108,13 @@ class Forward:
         """With room for the tiles of any rows that such a line can have."""
         room = tiles or size // tile + min(size, self._decoder.slots)
         return flat_layout(pieces, size=size, tiles=room, tile=tile, scratch=self._decoder.scratch)
+
+
+def _chain(ids: Tensor, after: tuple[Tensor, Sequence[tuple[int, int]]] | None) -> None:
+    if after is not None and after[1]:
+        packed, pairs = after
+        places = upload(np.array(pairs, np.int64).T.copy(), ids.device)
+        ids.index_copy_(0, places[0], packed[0][places[1]].long())
 
 
 def _doubling(most: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The passes of one step: launched one after the other before the first is waited for.
 
 While the device computes a pass, the host prepares the next one and then works on the tokens of the one before: with
-hundreds of calls, that work takes about as long as the passes do.
+hundreds of rows, that work takes about as long as the passes do. Where all there is to do is the next token of files' rows, the
+pass after this one is launched *ahead*, too, before anybody on the host knows the tokens that it goes on from.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shared.errors import NapscribeError, OutOfMemory
+from shared.messages import Lane
 from worker.engines.base import EngineEvent
 from worker.engines.qwen3 import device as devices
-from worker.engines.qwen3.catch_up import CatchUp, Chooser
+from worker.engines.qwen3.catch_up import CatchUp, Chooser, Flight, Results
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.sequence import Qwen3Sequence
 
@@ -22,8 +24,6 @@ _ROWS_IN_HALVES = {"cuda": 32}
 """A group of so many rows that catch up is computed in two passes, so that the host works on one while the device computes the other. Less
 would cost the device more than the host gains; where host and device are the same cores, nothing is gained."""
 
-Results = Sequence[tuple[list[int], list[float]]]
-"""New tokens and their log probabilities, by row."""
 Advance = Callable[[Sequence[Qwen3Sequence], Results], list[EngineEvent]]
 Fail = Callable[[Qwen3Sequence, NapscribeError], EngineEvent]
 
@@ -39,9 +39,23 @@ class Passes:
         self._device = device
         self.rows_in_halves = _ROWS_IN_HALVES.get(device.where.type, 0)
         """0: groups are never halved."""
+        self.goes_ahead = device.cuda
+        """Where host and device are the same cores, nothing is gained."""
+        self._ahead: Flight | None = None
 
-    def run(self, group: Sequence[Qwen3Sequence], riders: Sequence[Qwen3Sequence] = ()) -> list[EngineEvent]:
-        """One pass or two for ``group``; ``riders`` lack only their next token, and are in the first. No row is in both."""
+    def run(
+        self, group: Sequence[Qwen3Sequence], riders: Sequence[Qwen3Sequence], current: Sequence[Qwen3Sequence]
+    ) -> list[EngineEvent]:
+        """One pass or two for ``group``, with ``riders`` in the first; both may be empty, and no row is in both.
+
+        ``current``: all rows of this step that lack only their next token, riders among them. Those that a pass launched
+        ahead has computed get it from there.
+        """
+        ahead, self._ahead = self._ahead, None
+        known = {id(row) for n, row in enumerate(ahead.group) if ahead.holds(n)} if ahead else set()
+        riders = [row for row in riders if id(row) not in known]
+        if not group and self._may_go_ahead(current):
+            return self._run_ahead(ahead, riders, current)
         events: list[EngineEvent] = []
         flights = []
         for piece in self._pieces(group, riders):
@@ -49,9 +63,26 @@ class Passes:
                 flights.append(self._catch_up.launch(piece, self._chooser))
             except (torch.OutOfMemoryError, NapscribeError) as error:
                 events += self._again(piece, error)
+        if ahead:
+            events += self._advance(*self._catch_up.land_ahead(ahead, current))
         for flight in flights:
             events += self._advance(flight.group, self._catch_up.land(flight))
         return events
+
+    def _may_go_ahead(self, current: Sequence[Qwen3Sequence]) -> bool:
+        """Calls get their tokens in the step in which they ask for them; and a chooser wants to see the rows as they are."""
+        calls = any(row.lane is Lane.LIVE for row in current)
+        return self.goes_ahead and not calls and self._chooser(current) is None
+
+    def _run_ahead(
+        self, flight: Flight | None, riders: Sequence[Qwen3Sequence], current: Sequence[Qwen3Sequence]
+    ) -> list[EngineEvent]:
+        if flight is None or not any(map(flight.holds, range(len(flight.group)))):
+            flight, riders = self._catch_up.launch(riders, self._chooser), ()
+        going = [row for n, row in enumerate(flight.group) if flight.holds(n) and self._catch_up.has_room(row)]
+        if following := [*going, *riders]:
+            self._ahead = self._catch_up.launch_ahead(following, flight)
+        return self._advance(*self._catch_up.land_ahead(flight, current))
 
     def listen(self, group: Sequence[Qwen3Sequence]) -> list[EngineEvent]:
         """Only encode the sound of ``group``: half of catching up, where a whole pass would keep calls waiting."""
@@ -62,6 +93,8 @@ class Passes:
         return []
 
     def _pieces(self, group: Sequence[Qwen3Sequence], riders: Sequence[Qwen3Sequence]) -> list[list[Qwen3Sequence]]:
+        if not group and not riders:
+            return []
         if self.rows_in_halves and len(group) >= self.rows_in_halves:
             half = math.ceil(len(group) / 2)
             return [[*group[:half], *riders], [*group[half:]]]
