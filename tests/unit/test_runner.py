@@ -77,7 +77,7 @@ class Rooms:
     def open(self, stream_id: str, options: StreamOptions) -> LiveStream:
         if self.refusal is not None:
             raise self.refusal
-        self.streams.append(LiveStream(stream_id, options, lambda _: None))
+        self.streams.append(LiveStream(stream_id, options, lambda _: None, lambda *_frame: None))
         return self.streams[-1]
 
     def close(self, stream: LiveStream) -> None:
