@@ -68,12 +68,14 @@ def _serve(_arguments: argparse.Namespace | None = None) -> int:
         return EXIT_USAGE
     os.environ.setdefault("_RJEM_MALLOC_CONF", _GIVE_BACK)  # read when Granian is loaded
     from gateway.app import ground, serve
+    from gateway.loop import EventLoop
 
     try:
         settings = _with_addresses(settings)
         with ground(settings) as base:
             _greet(settings)
-            asyncio.run(serve(base))
+            with asyncio.Runner(loop_factory=EventLoop) as runner:
+                runner.run(serve(base))
     except SettingsError as error:
         print(f"napscribe: {error}", file=sys.stderr)
         return EXIT_USAGE

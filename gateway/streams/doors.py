@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gateway.auth import KeyRing, credentials_from_headers
@@ -24,6 +25,16 @@ Build = Callable[[WebSocket], Dialect]
 """Reads the handshake. Raises NapscribeError for what the door does not take."""
 
 
+class _Door:
+    """A door as an ASGI application, so that it gets the server's ``receive`` beside starlette's view of the connection."""
+
+    def __init__(self, serve: Callable[[WebSocket, Receive], Awaitable[None]]) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(WebSocket(scope, receive, send), receive)
+
+
 class Doors:
     """All live doors of a gateway: one small method each."""
 
@@ -37,12 +48,12 @@ class Doors:
 
     def routes(self) -> list[BaseRoute]:
         return [
-            WebSocketRoute("/v1/stream", self.native),
-            WebSocketRoute("/ws/transcribe", self.native),
-            WebSocketRoute("/v1/listen", self.deepgram),
-            WebSocketRoute("/v1/realtime", self.openai_realtime),
-            WebSocketRoute("/realtime", self.openai_realtime),
-            WebSocketRoute("/twilio", self.twilio),
+            WebSocketRoute("/v1/stream", _Door(self.native)),
+            WebSocketRoute("/ws/transcribe", _Door(self.native)),
+            WebSocketRoute("/v1/listen", _Door(self.deepgram)),
+            WebSocketRoute("/v1/realtime", _Door(self.openai_realtime)),
+            WebSocketRoute("/realtime", _Door(self.openai_realtime)),
+            WebSocketRoute("/twilio", _Door(self.twilio)),
             *self._secrets.routes(),
             *self._calls.routes(),
             WebSocketRoute("/{path:path}", self.nowhere),
@@ -57,15 +68,15 @@ class Doors:
             ),
         )
 
-    async def native(self, websocket: WebSocket) -> None:
-        await self._serve(websocket, self._native)
+    async def native(self, websocket: WebSocket, receive: Receive) -> None:
+        await self._serve(websocket, receive, self._native)
 
     def _native(self, websocket: WebSocket) -> Dialect:
         self._admit(websocket)
         return native.dialect(websocket.query_params, websocket.scope.get("subprotocols", ()), self._model.id)
 
-    async def deepgram(self, websocket: WebSocket) -> None:
-        await self._serve(websocket, self._deepgram)
+    async def deepgram(self, websocket: WebSocket, receive: Receive) -> None:
+        await self._serve(websocket, receive, self._deepgram)
 
     def _deepgram(self, websocket: WebSocket) -> Dialect:
         self._admit(websocket)
@@ -77,8 +88,8 @@ class Doors:
             datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
-    async def openai_realtime(self, websocket: WebSocket) -> None:
-        await self._serve(websocket, self._openai_realtime)
+    async def openai_realtime(self, websocket: WebSocket, receive: Receive) -> None:
+        await self._serve(websocket, receive, self._openai_realtime)
 
     def _openai_realtime(self, websocket: WebSocket) -> Dialect:
         """A client secret brings its session along."""
@@ -90,14 +101,14 @@ class Doors:
             websocket.query_params, websocket.headers, offered, self._model.id, prepared, self._hub.languages
         )
 
-    async def twilio(self, websocket: WebSocket) -> None:
+    async def twilio(self, websocket: WebSocket, receive: Receive) -> None:
         try:
             dialect = self._twilio(websocket)
         except NapscribeError as error:
             await refuse(websocket, error)
             return
         try:
-            await Runner(websocket, dialect, self._hub).run()
+            await Runner(websocket, receive, dialect, self._hub).run()
         finally:
             dialect.close()
 
@@ -130,10 +141,10 @@ class Doors:
         if not self._keys.check(presented):
             raise Unauthorized("The API key is wrong.", hint="It must be one of NAPSCRIBE_API_KEYS.")
 
-    async def _serve(self, websocket: WebSocket, build: Build) -> None:
+    async def _serve(self, websocket: WebSocket, receive: Receive, build: Build) -> None:
         try:
             dialect = build(websocket)
         except NapscribeError as error:
             await refuse(websocket, error)
             return
-        await Runner(websocket, dialect, self._hub).run()
+        await Runner(websocket, receive, dialect, self._hub).run()

@@ -66,7 +66,7 @@ class Hub:
                 hint="Close one first.",
                 retry_after=5,
             )
-        stream = LiveStream(stream_id, options, self._changed)
+        stream = LiveStream(stream_id, options, self._changed, self._channel.audio)
         self._streams[stream_id] = stream
         self._leases[stream_id] = self.supervisor.lease()
         self._begin(stream)

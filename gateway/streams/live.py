@@ -52,6 +52,8 @@ MAX_COMMANDS = 1_000
 """Commands of a stream that may wait for the worker or for their answer."""
 MAX_EVENTS = 5_000
 """Unread events that must not be lost, after which the client counts as gone."""
+Transmit = Callable[[int, str, int, bytes], None]
+"""``Channel.audio``: generation, stream, when it came, the frame."""
 CONTAINER = "container"
 _CONTAINER_BYTES_PER_SECOND = 192_000
 """Of the fattest container that carries speech, stereo PCM at 48 kHz: a guess that is too low would starve the decoder."""
@@ -110,8 +112,10 @@ def _outdated(waiting: StreamEvent, event: Partial | StreamProgress) -> bool:
 class LiveStream:
     """Made by ``Hub.open``. Everything runs on the loop."""
 
-    def __init__(self, stream_id: str, options: StreamOptions, changed: Callable[[LiveStream], None]) -> None:
-        """``changed``: there is something to send, or the stream has ended; the hub acts on it."""
+    def __init__(
+        self, stream_id: str, options: StreamOptions, changed: Callable[[LiveStream], None], transmit: Transmit
+    ) -> None:
+        """``changed``: there is something to send, or the stream has ended; the hub acts on it. ``transmit`` sends a frame."""
         self.id = stream_id
         self.options = options
         self.clock = PcmClock(options.audio)
@@ -128,6 +132,7 @@ class LiveStream:
         """Whether the dialect is told of a ``StreamProgress``: they come four times a second, and few need them."""
         self.error: NapscribeError | None = None
         self._changed = changed
+        self._transmit = transmit
         self._outbox = _Outbox()
         self._room = asyncio.Event()
         self._room.set()
@@ -153,15 +158,17 @@ class LiveStream:
             await self._wait_for_room()
 
     def take_at_once(self, data: bytes) -> bool:
-        """``send`` for audio that need not wait; False, and nothing done, if it must."""
-        if self.error is not None or not data or self.clock.container:
-            return False
-        if self.replay.waiting_seconds > BACKPRESSURE_SECONDS:
+        """``send`` for audio that goes to the worker at once; False, and nothing done, if it cannot.
+
+        A frame that passes here meets nothing else: the hub would look for what may be sent, and find just this.
+        """
+        if not data or not self.generation or self.ended or self.clock.container:
             return False
         now_ns = time.monotonic_ns()
+        if not self.replay.pass_on(data, now_ns):
+            return False
         self.last_audio = now_ns * 1e-9
-        self.replay.add_audio(data, now_ns)
-        self._changed(self)
+        self._transmit(self.generation, self.id, now_ns, data)
         return True
 
     def end_utterance(self) -> int:

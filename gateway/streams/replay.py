@@ -79,6 +79,17 @@ class ReplayBuffer:
             self._unsent.append(Entry(self.received, piece, None, now_ns))
             self.received += len(piece)
 
+    def pass_on(self, data: bytes, now_ns: int) -> bool:
+        """``add_audio`` and ``next`` in one: the caller sends ``data`` now. False, and nothing done, where it has to wait behind
+        something else or for an acknowledgement, or is to be cut."""
+        size = len(data)
+        end = self.received + size
+        if self._unsent or size > self._piece_bytes or end - self.acknowledged > self._window_bytes:
+            return False
+        self._sent.append(Entry(self.received, data, None, now_ns))
+        self.received = self.handed_out = end
+        return True
+
     @property
     def commands(self) -> int:
         """Commands that wait to be sent or answered."""

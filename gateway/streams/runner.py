@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from starlette.types import Receive
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gateway.context import new_request_id
@@ -38,8 +39,11 @@ async def refuse(websocket: WebSocket, error: NapscribeError) -> None:
 class Runner:
     """One connection from handshake to close."""
 
-    def __init__(self, websocket: WebSocket, dialect: Dialect, hub: Hub) -> None:
+    def __init__(self, websocket: WebSocket, receive: Receive, dialect: Dialect, hub: Hub) -> None:
+        """``receive`` is the server's own: after the handshake, starlette's would check once more for each frame what the server
+        keeps to anyway."""
         self._websocket = websocket
+        self._receive = receive
         self._dialect = dialect
         self._hub = hub
         self._id = new_request_id()
@@ -84,7 +88,7 @@ class Runner:
 
     async def _listen(self) -> None:
         while not self._over.is_set():
-            message = await self._websocket.receive()
+            message = await self._receive()
             self._heard = self._loop.time()
             if message["type"] == "websocket.disconnect":
                 await self._last_words()

@@ -70,6 +70,10 @@ def test_a_container_is_only_entered_at_its_beginning() -> None:
 # ---------------------------------------------------------------- what may have to be said again
 
 
+def lost(_generation: int, _stream: str, _arrived_ns: int, _data: bytes) -> None:
+    """A frame goes to a worker that never answers."""
+
+
 class Replays(RuleBasedStateMachine):
     """A stream over many workers, each of which hears what it is sent in order and may die at any moment.
 
@@ -94,6 +98,18 @@ class Replays(RuleBasedStateMachine):
         data = bytes((self.given + i) % 251 for i in range(size))
         self.buffer.add_audio(data, now_ns=self.given)
         self.given += size
+
+    @rule(size=st.integers(1, 60))
+    def frame(self, size: int) -> None:
+        """Audio that is sent at once, if nothing stands in its way."""
+        data = bytes((self.given + i) % 251 for i in range(size))
+        before = self.buffer.acknowledged
+        if self.buffer.pass_on(data, now_ns=self.given):
+            assert self.heard == self.given, "it has passed something"
+            assert set(self.commands) == self.told, "it has passed a command"
+            self.given += size
+            assert self.given - before <= IN_FLIGHT_SECONDS * self.rate
+            self.heard = self.given
 
     @rule()
     def command(self) -> None:
@@ -300,7 +316,9 @@ HAPPENINGS = st.sampled_from(["audio", "audio", "audio", "step", "step", "end", 
 @given(st.lists(HAPPENINGS, min_size=20, max_size=80), st.randoms(use_true_random=False))
 async def test_deaths_are_invisible(happenings: list[str], random: Random) -> None:
     """Every sample is heard, every utterance is said once and whole, every command answered once."""
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream(
+        "s", SPEECH, lambda _: None, lambda *sent: ears.hear(sent[-1]) if ears and not ears.dead else None
+    )
     heard: dict[int, bytes] = {}
     generation, given_samples, ends, clears = 1, 0, 0, 0
     ears: Ears | None = Ears(stream, 1, heard)
@@ -308,7 +326,9 @@ async def test_deaths_are_invisible(happenings: list[str], random: Random) -> No
         match happening:
             case "audio":
                 samples = range(given_samples, given_samples + 37)
-                await stream.send(b"".join(sample.to_bytes(2, "little") for sample in samples))
+                data = b"".join(sample.to_bytes(2, "little") for sample in samples)
+                if not stream.take_at_once(data):
+                    await stream.send(data)
                 given_samples += 37
             case "end":
                 ends += 1
@@ -359,7 +379,7 @@ def check_story(events: list[StreamEvent], ends: int, clears: int) -> None:
 
 async def parked(seconds: float = 1.0) -> LiveStream:
     """A stream that has heard so much silence and was let go of by its worker."""
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
     stream.opening(1)
     await stream.send(bytes(round(seconds * 32_000)))
     while stream.outgoing() is not None:
@@ -405,7 +425,7 @@ async def test_new_audio_needs_one() -> None:
 
 
 async def test_a_container_needs_one_to_know_its_length() -> None:
-    stream = LiveStream("s", CONTAINER, lambda _: None)
+    stream = LiveStream("s", CONTAINER, lambda _: None, lost)
     stream.finish()
     assert not stream.answer_asleep()
 
@@ -425,7 +445,7 @@ async def read_until_error(stream: LiveStream) -> tuple[list[StreamEvent], Napsc
 
 
 async def test_a_client_faster_than_the_worker_is_slowed() -> None:
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
     stream.opening(1)
     second = bytes(32_000)
     for _ in range(10):
@@ -442,14 +462,14 @@ async def test_a_client_faster_than_the_worker_is_slowed() -> None:
 async def test_a_client_that_never_stops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "HELD_SECONDS", 0.02)
     monkeypatch.setattr(live, "BACKPRESSURE_SECONDS", 0.01)
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
     with pytest.raises(AudioOverrun, match="the worker does not take them"):
         await stream.send(bytes(320_000))
 
 
 async def test_a_container_is_kept_whole_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_CONTAINER_BYTES", 100)
-    stream = LiveStream("s", CONTAINER, lambda _: None)
+    stream = LiveStream("s", CONTAINER, lambda _: None, lost)
     await stream.send(bytes(100))
     with pytest.raises(AudioOverrun, match="container"):
         await stream.send(b"x")
@@ -459,7 +479,7 @@ async def test_a_reader_that_does_not_read_loses_partials_first_and_then_the_str
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "MAX_EVENTS", 10)
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
     stream.take(SpeechStarted(1, "s", 0, 0))
     for number in range(100):
         stream.take(Partial(1, "s", 0, number, f"text {number}"))
@@ -477,7 +497,7 @@ async def test_a_reader_that_does_not_read_loses_partials_first_and_then_the_str
 
 
 async def test_an_error_comes_after_what_was_said_before_it() -> None:
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
     stream.take(SpeechStarted(1, "s", 0, 0))
     stream.fail(EngineFailed("broken"))
     read, error = await read_until_error(stream)
@@ -492,7 +512,7 @@ async def test_an_error_comes_after_what_was_said_before_it() -> None:
 async def test_another_encoding_before_the_first_byte_only(rate: int, encoding: str) -> None:
     assume((rate, encoding) != (16_000, "s16le"))
     other = StreamOptions(RawAudio(encoding, rate, 1), "de")
-    stream = LiveStream("s", SPEECH, lambda _: None)
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
     stream.end_utterance()
     stream.update(other)
     assert stream.options == other
@@ -500,3 +520,32 @@ async def test_another_encoding_before_the_first_byte_only(rate: int, encoding: 
     await stream.send(b"\0\0\0\0")
     stream.update(SPEECH)
     assert stream.options == StreamOptions(other.audio)
+
+
+# ---------------------------------------------------------------- the short way of a frame
+
+
+async def test_frames_go_at_once_only_where_nothing_is_in_their_way() -> None:
+    """A frame neither wakes a worker nor passes what waits, and no more than the window is on its way."""
+    sent: list[bytes] = []
+    stream = LiveStream("s", SPEECH, lambda _: None, lambda *frame: sent.append(frame[-1]))
+    frame = bytes(640)
+    assert not stream.take_at_once(frame), "nobody is there to take it"
+    stream.opening(1)
+    assert not stream.take_at_once(b"")
+    assert not stream.take_at_once(bytes(32_000)), "it is to be cut"
+    while stream.take_at_once(frame):
+        assert len(sent) <= 100, "more than two seconds are on their way"
+    assert sent == [frame] * 100
+    stream.take(StreamProgress(1, "s", 64_000, 0))
+    stream.end_utterance()
+    assert not stream.take_at_once(frame), "the command goes first"
+    entry = stream.outgoing()
+    assert entry is not None
+    assert entry.command is not None
+    assert stream.take_at_once(frame)
+    stream.lost()
+    stream.opening(2)
+    assert not stream.take_at_once(frame), "what the worker that died had goes first"
+    stream.fail(EngineFailed("It is over."))
+    assert not stream.take_at_once(frame)

@@ -40,9 +40,9 @@ class Line:
             "type": "websocket", "path": "/v1/x", "headers": [], "query_string": b"", "scheme": "ws",
             "server": ("127.0.0.1", 80), "extensions": extensions,
         }  # fmt: skip
-        self.socket = WebSocket(scope, self._receive, self._send)
+        self.socket = WebSocket(scope, self.receive, self._send)
 
-    async def _receive(self) -> Any:
+    async def receive(self) -> Any:
         return await self.incoming.get()
 
     async def _send(self, message: Any) -> None:
@@ -77,7 +77,7 @@ class Rooms:
     def open(self, stream_id: str, options: StreamOptions) -> LiveStream:
         if self.refusal is not None:
             raise self.refusal
-        self.streams.append(LiveStream(stream_id, options, lambda _: None))
+        self.streams.append(LiveStream(stream_id, options, lambda _: None, lambda *_frame: None))
         return self.streams[-1]
 
     def close(self, stream: LiveStream) -> None:
@@ -118,7 +118,7 @@ class Echo:
 
 
 def run(line: Line, rooms: Rooms, dialect: Echo | None = None) -> asyncio.Task[None]:
-    return asyncio.ensure_future(Runner(line.socket, dialect or Echo(), cast(Hub, rooms)).run())
+    return asyncio.ensure_future(Runner(line.socket, line.receive, dialect or Echo(), cast(Hub, rooms)).run())
 
 
 async def until_said(line: Line, count: int) -> None:
