@@ -137,7 +137,12 @@ def _import_hearing() -> None:
 def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
     from worker.engines.registry import EngineOptions
 
-    return EngineOptions(arguments.threads, arguments.gpu_memory_mb, arguments.aligner, arguments.live_model)
+    return EngineOptions(
+        threads=arguments.threads,
+        gpu_memory_mb=arguments.gpu_memory_mb,
+        aligner=arguments.aligner,
+        live_model=arguments.live_model,
+    )
 
 
 def _credits(capabilities: Capabilities) -> dict[Lane, int]:

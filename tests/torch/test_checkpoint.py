@@ -13,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from shared.errors import ModelLoadFailed
 from tests.torch.checkpoints import to_original_layout
 from tests.torch.running import loaded, noise, transcribe
+from worker.engines.pair import PairEngine
 from worker.engines.qwen3.checkpoint import load_model, open_checkpoint
+from worker.engines.qwen3.device import Device, free_bytes
 from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.registry import EngineOptions, create
 
 pytestmark = pytest.mark.torch
 
@@ -117,3 +120,25 @@ def test_memory_bound_decides_the_slots(random_checkpoint: Path) -> None:
     assert capabilities.slots == 4
     assert capabilities.max_live == 3
     engine.close()
+
+
+def test_a_pair_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card of 24 GB: 1.7B leaves the 0.6B model room for its weights and for about as many rows as it has itself."""
+    gib, card = 1 << 30, Device(torch.device("cuda"), torch.bfloat16, 2)
+    left = 24 * gib
+
+    def load(weights: float, share: float) -> float:
+        nonlocal left
+        left -= int(weights * gib)
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (left, 24 * gib))
+        slots = free_bytes(card, bound_mb=0, held=int(weights * gib), share=share)
+        left -= slots
+        return slots / gib
+
+    engine = create("main", EngineOptions(live_model="small"))
+    assert isinstance(engine, PairEngine)
+    main, small = (part._gpu_memory for part in (engine._main, engine._small) if isinstance(part, Qwen3Engine))
+    assert main == (0, 0.5)
+    assert small == (0, 1.0)
+    first, second = load(3.8, main[1]), load(1.5, small[1])
+    assert 6 < first < second < 9

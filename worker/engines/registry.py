@@ -19,6 +19,8 @@ class EngineOptions:
     """CPU threads; 0 is the engine's choice."""
     gpu_memory_mb: int = 0
     """Bound on weights, slots and working memory; 0 is what is free."""
+    memory_share: float = 1.0
+    """Of what is free, where there is no bound: a second model needs some, too."""
     aligner: str = ""
     """Hub id or folder of a forced aligner; empty for none."""
     live_model: str = ""
@@ -31,8 +33,9 @@ def create(model: str, options: EngineOptions) -> Engine:
         return _single(model, options)
     from worker.engines.pair import PairEngine
 
-    share = replace(options, gpu_memory_mb=options.gpu_memory_mb // 2)
-    return PairEngine(_single(model, share), _single(options.live_model, share))
+    half = replace(options, gpu_memory_mb=options.gpu_memory_mb // 2)
+    # The second is loaded when the first has taken its half.
+    return PairEngine(_single(model, replace(half, memory_share=0.5)), _single(options.live_model, half))
 
 
 def _single(model: str, options: EngineOptions) -> Engine:
@@ -48,7 +51,13 @@ def _single(model: str, options: EngineOptions) -> Engine:
             return ScriptedEngine(ScriptedOptions.parse(model.partition(":")[2]))
         from worker.engines.qwen3.engine import Qwen3Engine
 
-        return Qwen3Engine(model, threads=options.threads, gpu_memory_mb=options.gpu_memory_mb, aligner=options.aligner)
+        return Qwen3Engine(
+            model,
+            threads=options.threads,
+            gpu_memory_mb=options.gpu_memory_mb,
+            memory_share=options.memory_share,
+            aligner=options.aligner,
+        )
     except ImportError as error:
         extra = EMBEDDED if model == EMBEDDED else "qwen"
         raise ModelLoadFailed(

@@ -62,13 +62,13 @@ def claim_threads(device: Device) -> None:
         torch.set_num_threads(device.threads)
 
 
-def free_bytes(device: Device, *, bound_mb: int, held: int) -> int:
-    """Bytes left for slots: of ``bound_mb`` if that is given (``held`` bytes of weights count), else of what is free."""
+def free_bytes(device: Device, *, bound_mb: int, held: int, share: float = 1.0) -> int:
+    """Bytes left for slots: of ``bound_mb`` if that is given (``held`` bytes of weights count), else ``share`` of what is free."""
     if bound_mb:
         return bound_mb * 1024**2 - held - (_CUDA_RESERVE if device.cuda else 0)
     if device.cuda:
         free, _total = torch.cuda.mem_get_info(device.where)
-        return int(free * _CUDA_SHARE) - _CUDA_RESERVE
+        return int(free * _CUDA_SHARE * share) - _CUDA_RESERVE
     return 2 * 1024**3
 
 

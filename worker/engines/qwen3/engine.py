@@ -69,7 +69,7 @@ class Qwen3Engine:
     """The engine contract (``worker.engines.base``) over a Qwen3-ASR checkpoint.
 
     ``model``: folder or hub id. ``device``, ``dtype``, ``threads``: empty, None and 0 choose. ``gpu_memory_mb`` bounds
-    weights, slots and working memory; 0 takes what is free. ``max_slots``: an upper bound on slots, 0 for the default.
+    weights, slots and working memory; 0 takes what is free, or ``memory_share`` of it. ``max_slots``: an upper bound on slots, 0 for the default.
     ``aligner``: folder or hub id of a forced aligner, loaded when the first request asks for words; empty for none.
     """
 
@@ -80,6 +80,7 @@ class Qwen3Engine:
         device: str = "",
         dtype: torch.dtype | None = None,
         gpu_memory_mb: int = 0,
+        memory_share: float = 1.0,
         max_slots: int = 0,
         slot_length: int = SLOT_LENGTH,
         threads: int = 0,
@@ -88,7 +89,7 @@ class Qwen3Engine:
     ) -> None:
         self._model_name = model
         self._want = (device, dtype, threads)
-        self._gpu_memory_mb = gpu_memory_mb
+        self._gpu_memory = (gpu_memory_mb, memory_share)
         self._max_slots = max_slots
         self._slot_length = slot_length
         self._graphs = graphs
@@ -132,7 +133,8 @@ class Qwen3Engine:
         kind = self._device.where.type
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         shape = TextShape.of(model.config.text_config)  # type: ignore[union-attr]
-        room = devices.free_bytes(self._device, bound_mb=self._gpu_memory_mb, held=weights)
+        bound_mb, share = self._gpu_memory
+        room = devices.free_bytes(self._device, bound_mb=bound_mb, held=weights, share=share)
         affordable = room // shape.slot_bytes(self._slot_length, self._device.dtype)
         if affordable < 1:
             raise ModelLoadFailed(
