@@ -231,3 +231,23 @@ def test_a_pass_ahead_is_used(
     row = start(random_engine, clips[4], language="en")
     drive(random_engine, [row])
     assert 0 <= passes - len(row.tokens) + 1 <= ahead + 1
+
+
+def test_no_memory_for_a_pass_costs_no_words(
+    random_engine: Qwen3Engine, clips: list[Audio], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = random_engine._forward
+    next_tokens, calls = forward.next_tokens, 0
+
+    def poor(*args: object, **more: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise torch.OutOfMemoryError("scripted")
+        return next_tokens(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward, "next_tokens", poor)
+    rows = [start(random_engine, clip, str(n), language="en") for n, clip in enumerate(clips[4:7])]
+    events = drive(random_engine, rows)
+    for row, tokens in zip(rows, expected[4:7], strict=True):
+        check(row, tokens, events)

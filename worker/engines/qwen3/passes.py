@@ -78,10 +78,16 @@ class Passes:
         self, flight: Flight | None, riders: Sequence[Qwen3Sequence], current: Sequence[Qwen3Sequence]
     ) -> list[EngineEvent]:
         if flight is None or not any(map(flight.holds, range(len(flight.group)))):
-            flight, riders = self._catch_up.launch(riders, self._chooser), ()
+            try:
+                flight, riders = self._catch_up.launch(riders, self._chooser), ()
+            except (torch.OutOfMemoryError, NapscribeError) as error:
+                return self._again(riders, error)
         going = [row for n, row in enumerate(flight.group) if flight.holds(n) and self._catch_up.has_room(row)]
         if following := [*going, *riders]:
-            self._ahead = self._catch_up.launch_ahead(following, flight)
+            try:
+                self._ahead = self._catch_up.launch_ahead(following, flight)
+            except torch.OutOfMemoryError:
+                devices.release_cached(self._device)  # they get their tokens in the next step
         return self._advance(*self._catch_up.land_ahead(flight, current))
 
     def listen(self, group: Sequence[Qwen3Sequence]) -> list[EngineEvent]:
@@ -118,11 +124,10 @@ class Passes:
             return self._again([row], error)
 
     def _retry_smaller(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
-        """Once, with half of the rows; the others come in later steps. A row that does not fit alone fails alone."""
+        """Once, with half of the rows, or the only one; the others come in later steps. What does not fit alone fails alone."""
         smaller = group[: math.ceil(len(group) / 2)]
         try:
-            if len(group) > 1:
-                return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
+            return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
         except torch.OutOfMemoryError as again:
             devices.release_cached(self._device)
             error = again
