@@ -56,5 +56,5 @@ $(RUNTIME): pyproject.toml | $(BIN)/python
 
 $(DEV): pyproject.toml ci/constraints.txt | $(BIN)/python
 	@echo "Installing Napscribe with every engine and the tools of its tests ..."
-	@$(PIP) install --constraint ci/constraints.txt --editable '.[embedded,qwen,dev]'
+	@$(PIP) install --constraint ci/constraints.txt --editable '.[embedded,qwen,aligner,dev]'
 	@touch $@ $(RUNTIME)

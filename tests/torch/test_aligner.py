@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -10,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.word_times import timed_tokens
 from shared.errors import AudioTooLong
+from shared.messages import SegmentDone, Word
 from tests.torch.checkpoints import build_aligner
 from tests.torch.running import drive, finals, hugging, loaded, noise, read_audio, start, transcribe
-from worker.engines.qwen3 import device
-from worker.engines.qwen3.aligner import ForcedAligner, _longest_rising, place, repair, split_words
+from worker.engines.qwen3 import device, japanese
+from worker.engines.qwen3.aligner import ForcedAligner, _longest_rising, place, repair
+from worker.engines.qwen3.words import AlignedText, split_words
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +43,7 @@ def test_classes_equal_transformers(folder: Path, aligner: ForcedAligner, second
     inputs, words = processor.prepare_forced_aligner_inputs(audio=[clip], transcript=[TEXT], language="English")
     with torch.inference_mode():
         chosen = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == model.config.timestamp_token_id]
-    spoken = [word.spoken for word in split_words(TEXT)]
+    spoken = [unit for word in split_words(TEXT, "en") for unit in word.units]
     assert spoken == words[0]
     assert aligner.classes(clip, spoken) == chosen.tolist()
     assert len(set(chosen.tolist())) > 2
@@ -47,12 +51,41 @@ def test_classes_equal_transformers(folder: Path, aligner: ForcedAligner, second
 
 def test_times_of_words(aligner: ForcedAligner) -> None:
     clip = noise(4.0)
-    times = aligner.align(clip, TEXT)
+    times = aligner.align(clip, TEXT, "en")
     assert " ".join(word.text for word in times) == TEXT.replace(" — ", "— ")
     _assert_usable([(word.start, word.end) for word in times], 4.0)
-    assert aligner.align(clip, "") == aligner.align(clip, "…!") == ()
+    assert aligner.align(clip, "", "en") == aligner.align(clip, "…!", "en") == ()
     with pytest.raises(AudioTooLong):
-        aligner.align(noise(181.0), TEXT)
+        aligner.align(noise(181.0), TEXT, "en")
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("ja", "今日は「GPT-4」の話です。値段は3,500円、１０％引きでした！"),
+        ("ko", "오늘은 GPT-4 이야기입니다. 가격은 3,500원, 10% 할인했어요!"),
+    ],
+)
+def test_japanese_and_korean(aligner: ForcedAligner, language: str, text: str) -> None:
+    if language == "ja":
+        pytest.importorskip("nagisa")
+    words = aligner.align(noise(5.0), text, language)
+    assert ("" if language == "ja" else " ").join(word.text for word in words) == text
+    assert len(words) > 5
+    # Subtitles find the same letters, so they take these times and the text as it is.
+    timed = tuple(Word(word.text, word.start, word.end) for word in words)
+    segment = SegmentDone(1, "r", 0, 0, 80_000, 80_000, text, words=timed)
+    tokens = timed_tokens(segment, glued=False, max_width=42)
+    assert "".join(token.text if token.glued else f" {token.text}" for token in tokens).strip() == text
+    ends = {token.end for token in tokens}
+    assert {round(word.end * 1000) for word in words} <= ends
+    _assert_usable([(word.start, word.end) for word in words], 5.0)
+
+
+def test_a_word_of_several_units_lasts_from_the_first_to_the_last() -> None:
+    words = [AlignedText("3.5", ("3", "5")), AlignedText("円", ("円",))]
+    times = place(words, [0.0, 0.4, 0.8, 1.2, 1.2, 1.6], 2.0)
+    assert [(word.text, word.start, word.end) for word in times] == [("3.5", 0.0, 1.2), ("円", 1.2, 1.6)]
 
 
 def test_engine_gives_exact_times_where_they_are_asked_for(folder: Path, trained: Path) -> None:
@@ -77,21 +110,20 @@ def test_without_an_aligner_that_loads_there_are_words_without_times(trained: Pa
     engine.close()
 
 
-def test_splitting() -> None:
-    def both(text: str) -> list[tuple[str, str]]:
-        return [(word.shown, word.spoken) for word in split_words(text)]
-
-    assert both("Don't stop, (now)!") == [("Don't", "Don't"), ("stop,", "stop"), ("(now)!", "now")]
-    assert both("今天,天气好。OK 吧") == [
-        ("今", "今"),
-        ("天,", "天"),
-        ("天", "天"),
-        ("气", "气"),
-        ("好。", "好"),
-        ("OK", "OK"),
-        ("吧", "吧"),
-    ]
-    assert both("a — b") == [("a—", "a"), ("b", "b")]
+def test_without_the_analyser_words_have_no_times_and_the_journal_says_once_what_to_install(
+    folder: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """None in ``sys.modules`` is how Python itself marks a module that cannot be imported."""
+    monkeypatch.setitem(sys.modules, "nagisa", None)
+    japanese.load.cache_clear()
+    engine = loaded(trained, max_slots=2, aligner=str(folder))
+    clip = read_audio(trained / "samples" / "flite-rms.wav")
+    capfd.readouterr()
+    done = finals(drive(engine, [start(engine, clip, str(n), language="ja", words=True) for n in range(3)]))
+    assert [(bool(final.text), final.words) for final in done.values()] == [(True, ())] * 3
+    assert capfd.readouterr().err.count("napscribe[aligner]") == 1
+    assert transcribe(engine, clip, language="en", words=True).words
+    engine.close()
 
 
 @given(st.lists(st.integers(0, 40), max_size=60))
@@ -108,9 +140,21 @@ def test_longest_run_is_longest(values: list[int]) -> None:
 @settings(max_examples=150)
 def test_any_classes_give_usable_times(classes: list[int], data: st.DataObject) -> None:
     duration = data.draw(st.floats(0.05, 180.0))
-    words = split_words(" ".join(f"w{n}" for n in range(len(classes) // 2)))
+    units = [f"w{n}" for n in range(len(classes) // 2)]
+    words = [AlignedText("".join(of_word), tuple(of_word)) for of_word in _cut(units, data)]
     times = place(words, repair([k * 0.08 for k in classes]), duration)
     _assert_usable([(word.start, word.end) for word in times], duration)
+
+
+def _cut(units: list[str], data: st.DataObject) -> list[list[str]]:
+    """Units as words of one or more."""
+    words = [[units[0]]]
+    for unit in units[1:]:
+        if data.draw(st.booleans()):
+            words.append([unit])
+        else:
+            words[-1].append(unit)
+    return words
 
 
 def _assert_usable(times: list[tuple[float, float]], duration: float) -> None:

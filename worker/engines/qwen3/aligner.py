@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -28,24 +27,15 @@ from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.vocabulary import Vocabulary
+from worker.engines.qwen3.words import AlignedText, split_words
 
-LANGUAGES = frozenset({"zh", "en", "yue", "fr", "de", "it", "pt", "ru", "es"})
-"""Those the published aligner knows, less Japanese and Korean, whose words need a morphological analyser."""
+LANGUAGES = frozenset({"zh", "en", "yue", "fr", "de", "it", "ja", "ko", "pt", "ru", "es"})
+"""Those the published aligner knows. Japanese needs the ``aligner`` extra (``words.prepare``)."""
 MAX_SECONDS = 180
 CLASS_SECONDS = 0.08
 MIN_WORD_SECONDS = 0.04
 _SNAPPED = 2
 """Wrong marks in a row that take the nearest good time; more are spread evenly between their neighbours."""
-
-_IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
-
-
-@dataclass(frozen=True, slots=True)
-class AlignedText:
-    """A word as it is shown, and as the aligner reads it."""
-
-    shown: str
-    spoken: str
 
 
 class ForcedAligner:
@@ -66,25 +56,30 @@ class ForcedAligner:
             self._mel = LogMel(device.where)
         self._device = device.where
 
-    def align(self, audio: Audio, text: str) -> tuple[WordTime, ...]:
-        """Times of the words of ``text`` in ``audio`` (at most MAX_SECONDS), in order, each longer than nothing, all inside."""
+    def align(self, audio: Audio, text: str, language: str) -> tuple[WordTime, ...]:
+        """Times of the words of ``text`` in ``audio`` (at most MAX_SECONDS), in order, each longer than nothing, all inside.
+
+        ``language`` (one of LANGUAGES) says how words are split. Raises AudioTooLong, and Unsupported without the analyser
+        that the language needs.
+        """
         if len(audio) > MAX_SECONDS * SAMPLE_RATE:
             raise AudioTooLong(f"The aligner hears at most {MAX_SECONDS} s at once.", hint="Align shorter segments.")
-        words = split_words(text)
+        words = split_words(text, language)
         if not words or not len(audio):
             return ()
-        times = repair([k * CLASS_SECONDS for k in self.classes(audio, [word.spoken for word in words])])
+        units = [unit for word in words for unit in word.units]
+        times = repair([k * CLASS_SECONDS for k in self.classes(audio, units)])
         return place(words, times, len(audio) / SAMPLE_RATE)
 
     @torch.inference_mode()
-    def classes(self, audio: Audio, words: Sequence[str]) -> list[int]:
-        """The model's own choice at each mark, two a word, unrepaired."""
+    def classes(self, audio: Audio, units: Sequence[str]) -> list[int]:
+        """The model's own choice at each mark, two a unit, unrepaired."""
         v = self._vocabulary
         mark = v.timestamp if v.timestamp is not None else -1
         sound = self._encode(audio)
         ids = [v.audio_start, *[v.audio_pad] * len(sound), v.audio_end]
-        for word in words:
-            ids += [*v.encode(word), mark, mark]
+        for unit in units:
+            ids += [*v.encode(unit), mark, mark]
         line = torch.tensor([ids]).to(self._device)
         embeddings = self._text_model.embed_tokens(line)
         embeddings[0, 1 : 1 + len(sound)] = sound
@@ -101,36 +96,6 @@ class ForcedAligner:
         whole, rest = divmod(count, geometry.WINDOW_FRAMES)
         frames = [geometry.WINDOW_FRAMES] * whole + [rest] * (rest > 0)
         return torch.cat(self._encoder(windows[: len(frames)], frames))
-
-
-def split_words(text: str) -> list[AlignedText]:
-    """Words at white space, ideographs one by one; punctuation is shown with the word before it and not spoken."""
-    words: list[AlignedText] = []
-    for piece in text.split():
-        for part in _parts(piece):
-            spoken = "".join(char for char in part if char.isalnum() or char == "'")
-            if spoken:
-                words.append(AlignedText(part, spoken))
-            elif words:
-                words[-1] = AlignedText(words[-1].shown + part, words[-1].spoken)
-    return words
-
-
-def _parts(piece: str) -> list[str]:
-    """A piece without white space, cut before and after each ideograph; punctuation joins what stands before it."""
-    parts: list[str] = []
-    # Whether the last part is an ideograph, which only punctuation may join.
-    complete = False
-    for char in piece:
-        ideograph = any(low <= ord(char) <= high for low, high in _IDEOGRAPHS)
-        spoken = char.isalnum() or char == "'"
-        begun = bool(parts) and any(c.isalnum() for c in parts[-1])
-        if not parts or (ideograph and begun) or (spoken and complete):
-            parts.append(char)
-        else:
-            parts[-1] += char
-        complete = ideograph if spoken else complete
-    return parts
 
 
 def repair(times: Sequence[float]) -> list[float]:
@@ -177,9 +142,12 @@ def _longest_rising(values: Sequence[float]) -> list[int]:
 
 
 def place(words: Sequence[AlignedText], times: Sequence[float], duration: float) -> tuple[WordTime, ...]:
-    """Words at their times (start and end of each, never falling), each given some length, none beyond ``duration``."""
+    """Words at the times of their units (start and end of each unit, never falling), each word given some length, none beyond
+    ``duration`` (s): a word lasts from its first unit to its last."""
     shortest = min(MIN_WORD_SECONDS, duration / len(words))
-    starts, ends = np.array(times[::2], np.float64), np.array(times[1::2], np.float64)
+    behind = list(accumulate(len(word.units) for word in words))
+    starts = np.array([times[2 * n] for n in [0, *behind[:-1]]], np.float64)
+    ends = np.array([times[2 * n - 1] for n in behind], np.float64)
     reached = 0.0
     for n in range(len(words)):
         starts[n] = max(starts[n], reached)

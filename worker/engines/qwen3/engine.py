@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError
+from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError, Unsupported
 from shared.journal import log
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
@@ -43,6 +43,7 @@ from worker.engines.qwen3.sampling import LogitsToTokens, greedy, sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
 from worker.engines.qwen3.vocabulary import Vocabulary
+from worker.engines.qwen3.words import prepare
 
 MAX_SEGMENT_S = 30.0
 SLOT_LENGTH = 1280
@@ -95,6 +96,7 @@ class Qwen3Engine:
         self._graphs = graphs
         self._aligner_name = aligner
         self._aligner: ForcedAligner | None = None
+        self._aligned = ALIGNED
         self._last_was_catch_up = False
         self.logits_hook: LogitsHook | None = None
         """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
@@ -337,18 +339,21 @@ class Qwen3Engine:
         return [self._end(row) for row in done if row not in waiting[1:]]
 
     def _wants_alignment(self, row: Qwen3Sequence) -> bool:
-        return bool(self._aligner_name and row.request.words and row.language in ALIGNED and row.text)
+        return bool(self._aligner_name and row.request.words and row.language in self._aligned and row.text)
 
     def _align(self, row: Qwen3Sequence, text: str) -> tuple[WordTime, ...]:
         """Exact times, or none where the aligner fails: words without exact times are worth more than an error."""
         try:
+            prepare(row.language)
             if self._aligner is None:
                 self._aligner = ForcedAligner(self._aligner_name, self._device, lambda phase, fraction: None)
-            return self._aligner.align(row.samples.all(), text)
+            return self._aligner.align(row.samples.all(), text, row.language)
         except (NapscribeError, RuntimeError) as error:
             log("alignment_failed", level="warning", error=type(error).__name__, message=str(error)[:300])
             if isinstance(error, ModelLoadFailed):
                 self._aligner_name = ""
+            elif isinstance(error, Unsupported):
+                self._aligned -= {row.language}
             return ()
 
     def _end(self, row: Qwen3Sequence) -> EngineEvent:
