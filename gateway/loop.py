@@ -23,5 +23,7 @@ class EventLoop(asyncio.SelectorEventLoop):
             super()._write_to_self()  # type: ignore[misc]
 
     def _read_from_self(self) -> None:
-        super()._read_from_self()  # type: ignore[misc]
-        self._wake_up_sent = False
+        try:
+            super()._read_from_self()  # type: ignore[misc]
+        finally:  # an interrupt, too, comes this way
+            self._wake_up_sent = False

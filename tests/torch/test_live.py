@@ -215,3 +215,20 @@ def drive_only(engine: Qwen3Engine, row: Qwen3Sequence) -> list[EngineEvent]:
     while not row.closed:
         events += engine.step([row], 0)
     return events
+
+
+@pytest.mark.parametrize("more", [1, 60, 119])
+def test_an_end_less_than_a_frame_behind_a_window(trained_engine: Qwen3Engine, more: int) -> None:
+    """The window is closed and heard, and what comes after it has no frame of its own."""
+    call = start(trained_engine, None, "call", Lane.LIVE, partials=True, language="en")
+    file = start(trained_engine, read_audio(WAVES[0]), "file", language="en")
+    sound = noise(9.0)
+    heard = geometry.WINDOW_SAMPLES + geometry.LOOKAHEAD
+    trained_engine.feed(call, sound[:heard])
+    update(trained_engine, call)
+    assert len(call.windows) == 1
+    trained_engine.feed(call, sound[heard : heard + more])
+    trained_engine.finish(call)
+    done = finals(drive(trained_engine, [call, file]))
+    assert done["file"].text == said(WAVES[0])
+    assert "call" in done

@@ -176,6 +176,48 @@ def test_beside_an_idle_call_files_are_heard_and_filled_in_steps_of_their_own(
     trained_engine.cancel(call)
 
 
+def test_files_move_on_under_calls_without_end(
+    trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.qwen3.engine.PATIENCE", 5)
+    wave = next(w for w in WAVES if w.stem == "flite-awb")
+    file = start(trained_engine, sounds[wave.stem], "file", language="en")
+    call = start(trained_engine, sounds["pico-en-us"], "call", Lane.LIVE, language="en")
+    taken, told = [], []
+    for n in range(600):
+        if not call.ready:
+            trained_engine.cancel(call)
+            call = start(trained_engine, sounds["pico-en-us"], f"call{n}", Lane.LIVE, language="en")
+        kv, heard = file.kv, file.heard
+        told += trained_engine.step([call, file], 0)
+        if file.closed:
+            break
+        if (file.kv > kv + 1) or file.heard > heard:
+            taken.append(n)
+    assert finals([event for event in told if event.sequence is file])["file"].text == said(wave)
+    assert taken == [5, 11], "encoding and filling, each after five steps of calls"
+    trained_engine.cancel(call)
+
+
+def test_exact_times_of_files_wait_for_calls(
+    trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aligning is a pass of its own; calls with work go before it, up to a limit."""
+    monkeypatch.setattr(trained_engine, "_aligner_name", "none that is asked")
+    monkeypatch.setattr(trained_engine, "_align", lambda _row, _text: ())
+    monkeypatch.setattr("worker.engines.qwen3.engine.PATIENCE", 3)
+    file = start(trained_engine, sounds["flite-awb"], "file", language="en", words=True)
+    while not file.done:
+        trained_engine.step([file], 0)
+    call = start(trained_engine, sounds["pico-en-us"], "call", Lane.LIVE, language="en")
+    closed = []
+    for _ in range(4):
+        trained_engine.step([call, file], 0)
+        closed.append(file.closed)
+    assert closed == [False, False, False, True]
+    trained_engine.cancel(call)
+
+
 def test_some_files_go_on_beside_calls(
     trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
 ) -> None:

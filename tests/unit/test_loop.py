@@ -82,3 +82,20 @@ def test_no_call_is_lost_between_threads(loop: Counting) -> None:
     loop.run_until_complete(hear())
     for thread in range(THREADS):
         assert [number for who, number in heard if who == thread] == list(range(CALLS))
+
+
+def test_an_interrupt_while_the_pipe_is_read_costs_no_wake_up(loop: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second Ctrl-C comes as an exception out of the reading; what shuts the loop down still needs to be woken."""
+    process = loop._process_self_data  # type: ignore[attr-defined]
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted(data: bytes) -> None:
+        process(data)
+        for interrupt in interrupts:
+            raise interrupt
+
+    monkeypatch.setattr(loop, "_process_self_data", interrupted)
+    loop.call_soon_threadsafe(lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    assert not loop._wake_up_sent

@@ -162,13 +162,15 @@ class CatchUp:
         windows = mel.features.reshape(len(rows), geometry.MELS, per_clip, geometry.WINDOW_FRAMES)
         windows = windows.transpose(1, 2).flatten(0, 1)
         picked, frames = _windows(counts, per_clip)
-        index = torch.tensor(picked).to(windows.device, non_blocking=True)
+        index = torch.tensor(picked, dtype=torch.long).to(windows.device, non_blocking=True)
         embeddings = iter(self._encoder(windows[index], frames))
         for n, row in enumerate(rows):
             row.windows_encoded += -(-counts[n] // geometry.WINDOW_FRAMES)
             parts = [next(embeddings) for _ in range(-(-counts[n] // geometry.WINDOW_FRAMES))]
             closed = geometry.closed_windows(lengths[n], finished=row.finished) - len(row.windows)
-            row.hear(parts[:closed], parts[closed] if len(parts) > closed else None, mel.loudest[n], length=lengths[n])
+            # What stays is copied, or it would keep the embeddings of the whole group.
+            kept = [part.clone() for part in parts[:closed]]
+            row.hear(kept, parts[closed] if len(parts) > closed else None, mel.loudest[n], length=lengths[n])
         ended = Mark(self._decoder.device)
         for row in rows:
             row.encoding = began, ended

@@ -57,6 +57,8 @@ GROUP_POSITIONS_OF_CALLS = {"cuda": LINES[-1], "cpu": 1024}
 """The same for calls: what is recorded."""
 GROUP_POSITIONS_BESIDE_CALLS = {"cuda": 512, "cpu": 512}
 """The same for files while there are calls, which may have to wait for it: a segment or two, some 5 ms on an H100."""
+PATIENCE = 64
+"""Steps of calls in a row, after which files that wait get half of a small one: under calls without end, they still move on."""
 RIDERS_BESIDE_CALLS = 8
 """Rows of files that get their next token in a step of calls: they cost it next to nothing."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
@@ -98,6 +100,8 @@ class Qwen3Engine:
         self._aligner: ForcedAligner | None = None
         self._aligned = ALIGNED
         self._last_was_catch_up = False
+        self._passed_over = 0
+        """Steps in a row in which files waited for calls."""
         self.logits_hook: LogitsHook | None = None
         """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
 
@@ -252,7 +256,11 @@ class Qwen3Engine:
         """See the contract. Rows beyond the free slots wait; ``deadline_ns`` is not needed, because live rows go first."""
         devices.claim_threads(self._device)
         mine = [row for row in map(_own, rows) if row.ready]
-        events = self._end_all([row for row in mine if row.done])
+        calls = any(row.lane is Lane.LIVE and not row.done for row in mine)
+        calls_first = calls and self._passed_over < PATIENCE
+        events = self._end_all([row for row in mine if row.done], calls_first)
+        waiting = any(row.lane is not Lane.LIVE and not row.closed and (row.done or row.behind) for row in mine)
+        self._passed_over = self._passed_over + 1 if calls_first and waiting else 0
         seated = [row for row in mine if not (row.closed or row.done) and self._table.seat(row)]
         behind: list[Qwen3Sequence] = []
         current: list[Qwen3Sequence] = []
@@ -260,16 +268,29 @@ class Qwen3Engine:
             # A seat may have been taken from a row of a lower lane since.
             if row.slot is not None:
                 (behind if row.behind else current).append(row)
-        if behind and self._catch_up_first(behind, current):
+        if calls and not calls_first:
+            behind = [row for row in behind if row.lane is not Lane.LIVE] or behind
+        if behind and self._catch_up_first(behind, current, calls_first):
             self._last_was_catch_up = True
-            group = [row for row in self._group(behind) if self._fits(row, events)]
-            if self._table.calls and behind[0].lane is not Lane.LIVE and any(row.audio_due for row in group):
-                events += self._passes.listen(group)
-            elif group or current:
-                events += self._passes.run(group, _riders(current, behind[0].lane), current)
+            events += self._catch_up_some(behind, current)
         elif current:
             self._last_was_catch_up = False
             events += self._passes.run([], _riders(current, current[0].lane), current)
+        return events
+
+    def _catch_up_some(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> list[EngineEvent]:
+        """One pass for the first of ``behind``. Files beside calls: half of one, because calls may have to wait for it."""
+        lane = behind[0].lane
+        events: list[EngineEvent] = []
+        riders = _riders(current, lane)
+        group = [row for row in self._group(behind, len(riders)) if self._fits(row, events)]
+        if lane is not Lane.LIVE and self._table.calls and group:
+            heard = [row for row in group if not row.audio_due]
+            if not heard:
+                return events + self._passes.listen(group)
+            group = heard
+        if group or riders:
+            events += self._passes.run(group, riders, current)
         return events
 
     def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
@@ -279,20 +300,22 @@ class Qwen3Engine:
             return False
         return True
 
-    def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> bool:
+    def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence], calls_first: bool) -> bool:
         """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher, and
-        none from calls."""
+        one of many from calls."""
         if not current or behind[0].lane <= current[0].lane:
             return True
-        return current[0].lane is not Lane.LIVE and not self._last_was_catch_up
+        if current[0].lane is Lane.LIVE:
+            return not calls_first
+        return not self._last_was_catch_up
 
-    def _group(self, behind: list[Qwen3Sequence]) -> list[Qwen3Sequence]:
+    def _group(self, behind: list[Qwen3Sequence], riders: int) -> list[Qwen3Sequence]:
         """Rows that are computed together with the first, in order: calls among themselves, and not too much in all."""
         live = behind[0].lane is Lane.LIVE
         beside = GROUP_POSITIONS_BESIDE_CALLS if self._table.calls else GROUP_POSITIONS
         bound = (GROUP_POSITIONS_OF_CALLS if live else beside).get(self._device.where.type, 1024)
         group: list[Qwen3Sequence] = []
-        total = 0
+        total = riders
         for row in behind:
             total += row.cost()
             if group and ((row.lane is Lane.LIVE) != live or total > bound):
@@ -333,10 +356,12 @@ class Qwen3Engine:
                 events.append(Hypothesis(row, text))
         return events
 
-    def _end_all(self, done: list[Qwen3Sequence]) -> list[EngineEvent]:
-        """Finals of complete rows; of those that want exact times, one a step, because each is a pass of its own."""
+    def _end_all(self, done: list[Qwen3Sequence], calls_first: bool) -> list[EngineEvent]:
+        """Finals of complete rows; of those that want exact times, one a step, because each is a pass of its own. Files wait with
+        that for calls that have work."""
         waiting = [row for row in done if self._wants_alignment(row)]
-        return [self._end(row) for row in done if row not in waiting[1:]]
+        first = next((row for row in waiting if row.lane is Lane.LIVE or not calls_first), None)
+        return [self._end(row) for row in done if row is first or row not in waiting]
 
     def _wants_alignment(self, row: Qwen3Sequence) -> bool:
         return bool(self._aligner_name and row.request.words and row.language in self._aligned and row.text)

@@ -93,8 +93,9 @@ class Forward:
         count = len(embeddings)
         size = bucket(LINES, count) if self._lines else None
         if self._lines is None or size is None:
-            flat = self._flat(pieces, count, kernels.TILE)
-            layout = Layout(upload(flat, embeddings.device), count, pieces)
+            # An odd size would move the second half of the layout off the alignment that the kernels were compiled for.
+            even = count + count % 2 if self._decoder.fused else count
+            layout = Layout(upload(self._flat(pieces, even, kernels.TILE), embeddings.device), even, pieces)
             return self._decoder.run(embeddings, layout)
         given, flat_there = self._lines.inputs((size,))
         given[:count].copy_(embeddings)

@@ -84,7 +84,8 @@ class LogMel:
         There both sizes are rounded up: cuFFT makes a plan for every new shape. What lies behind a clip's end is anything at
         all, which costs nothing: no frame of the clip sees it, and what frames behind them give is masked.
         """
-        rows, length = len(clips), max(len(clip) for clip in clips)
+        # A clip that has less than a frame of new sound has none.
+        rows, length = len(clips), max(geometry.FFT, *map(len, clips))
         if self._device.type == "cuda":
             rows = rows if rows < _ROWS_ROUNDED else -(-rows // _ROWS_ROUNDED) * _ROWS_ROUNDED
             length = -(-(length + geometry.HOP - geometry.FFT) // _LENGTH_ROUNDED) * _LENGTH_ROUNDED
