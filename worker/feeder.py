@@ -74,8 +74,8 @@ class Feeder:
         self._dropped: collections.deque[_Reading] = collections.deque()
         """To be closed, by an audio thread: only they touch decoders."""
         self._wanted = threading.Condition()
-        self._waiting = 0
-        """Threads that have nothing to do."""
+        self._free = 0
+        """Threads that have no file in hand."""
         self._began_ns: list[int] = []
         """Of the piece of work that each thread has in hand, 0 for none."""
 
@@ -86,7 +86,7 @@ class Feeder:
     def add(self, job: FileJob) -> None:
         with self._wanted:
             self._readings[job.id] = _Reading(job)
-            if self._waiting:
+            if self._free:
                 self._wanted.notify()
             else:
                 self._grow()
@@ -124,7 +124,11 @@ class Feeder:
             with self._wanted:
                 if reading is not None:
                     reading.busy = False
+                    self._free += 1
                 reading = self._take()
+                self._free -= 1
+                if not self._free and any(map(self._wants, self._readings.values())):
+                    self._grow()
             job = reading.job
             self._began_ns[number] = time.monotonic_ns()
             self._recorder.begin(slot, [(job.id, job.command.next_index)])
@@ -145,12 +149,8 @@ class Feeder:
             if wanting:
                 best = min(wanting, key=lambda reading: reading.job.priority)
                 best.busy = True
-                if len(wanting) > 1 and not self._waiting:
-                    self._grow()
                 return best
-            self._waiting += 1
             self._wanted.wait()
-            self._waiting -= 1
 
     def _wants(self, reading: _Reading) -> bool:
         job = reading.job
@@ -163,11 +163,15 @@ class Feeder:
             return
         thread = threading.Thread(target=self._run, args=(number,), name=f"audio-{number}", daemon=True)
         self._began_ns.append(0)
+        self._free += 1
         try:
             thread.start()
         except RuntimeError as error:
+            if not number:
+                raise
             self._began_ns.pop()
-            self._most = max(1, number)
+            self._free -= 1
+            self._most = number
             log("no more audio threads", level="warning", threads=number, error=str(error))
 
     def _work(self, reading: _Reading) -> None:
