@@ -69,7 +69,7 @@ def test_more_than_fits_is_cut_not_lost(descriptor: int) -> None:
 
 def test_it_survives_sigkill(descriptor: int) -> None:
     code = (
-        "import os, signal, sys; from shared.recorder import AUDIO_THREADS, Recorder, Slot\n"
+        "import os, signal, sys; from shared.recorder import Recorder, Slot\n"
         "recorder = Recorder(int(sys.argv[1])); recorder.begin(Slot.ENGINE, [('last', 9)])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
