@@ -14,19 +14,24 @@ import os
 import struct
 from collections.abc import Iterable
 
-_SLOT_BYTES = 16 * 1024
-_SIZE = 3 * _SLOT_BYTES
-_LENGTH = struct.Struct("<I")
+AUDIO_THREADS = 8
+"""Threads that may decode files at once, each with a slot of its own."""
 
 
 class Slot(enum.IntEnum):
     """Who is at work; each is written by one thread only."""
 
     ENGINE = 0
-    AUDIO = 1
-    """Decoding and voice activity detection: a poisonous file may end the process there too."""
-    LIVE = 2
-    """The same for live streams."""
+    LIVE = 1
+    """Decoding and voice activity detection of live streams: poisonous audio may end the process there too."""
+    AUDIO = 2
+    """The same for files. This slot is the first thread's; the one with number ``n`` has ``Slot.AUDIO + n``."""
+
+
+_SLOTS = Slot.AUDIO + AUDIO_THREADS
+_SLOT_BYTES = 16 * 1024
+_SIZE = _SLOTS * _SLOT_BYTES
+_LENGTH = struct.Struct("<I")
 
 
 class Recorder:
@@ -43,7 +48,7 @@ class Recorder:
         os.ftruncate(descriptor, _SIZE)
         return descriptor
 
-    def begin(self, slot: Slot, work: Iterable[tuple[str, int]]) -> None:
+    def begin(self, slot: int, work: Iterable[tuple[str, int]]) -> None:
         """Work on these ``(request id, segment index)`` begins now. The length is written last: a torn record reads as none."""
         self.end(slot)
         body = "\n".join(f"{request_id} {index}" for request_id, index in work).encode()[: _SLOT_BYTES - _LENGTH.size]
@@ -51,7 +56,7 @@ class Recorder:
         self._map[start : start + len(body)] = body
         _LENGTH.pack_into(self._map, slot * _SLOT_BYTES, len(body))
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: int) -> None:
         _LENGTH.pack_into(self._map, slot * _SLOT_BYTES, 0)
 
     def close(self) -> None:
@@ -61,7 +66,7 @@ class Recorder:
         """Requests that are being worked on, each with the highest segment index in hand; the engine's goes before those of the
         audio threads, which are ahead of it."""
         found: dict[str, int] = {}
-        for slot in Slot:
+        for slot in range(_SLOTS):
             here: dict[str, int] = {}
             start = slot * _SLOT_BYTES
             (length,) = _LENGTH.unpack_from(self._map, start)

@@ -83,7 +83,8 @@ class WorkerProcess:
 
     def _connect(self, engine: Engine, capabilities: Capabilities) -> Scheduler:
         """Ears for files and for streams, and the scheduler between them and the engine. Raises ModelLoadFailed."""
-        from worker.feeder import Feeder, read_ahead
+        from worker.cores import usable_cores
+        from worker.feeder import Feeder, audio_threads, read_ahead
         from worker.live_audio import LiveAudio
         from worker.scheduler import Scheduler
         from worker.segments import SegmentPolicy
@@ -91,7 +92,8 @@ class WorkerProcess:
 
         vad = load_vad()
         policy = SegmentPolicy.up_to(capabilities.max_segment_s)
-        feeder = Feeder(vad, policy, read_ahead(capabilities.max_batch), self._bell, self._recorder)
+        ahead, threads = read_ahead(capabilities.max_batch), audio_threads(usable_cores())
+        feeder = Feeder(vad, policy, ahead, self._bell, self._recorder, threads=threads)
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
         scheduler.log_steps = bool(self._arguments.debug_timing)
 

@@ -14,7 +14,7 @@ makes ``base_sample`` exact.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 
 import av
 import numpy as np
+import numpy.typing as npt
 import soxr
 from av.codec.codec import Codec, codecs_available
 
@@ -63,13 +64,20 @@ _HINT = (
 _NO_SOUND = "Send a recording with sound in it."
 
 _FORMATS = {"u8": "u1", "s16": "<i2", "s32": "<i4", "s64": "<i8", "flt": "<f4", "dbl": "<f8"}
+_DTYPES = {name + planar: np.dtype(dtype) for name, dtype in _FORMATS.items() for planar in ("", "p")}
 """FFmpeg's sample formats; planar ones end in ``p``."""
 
 av.logging.set_level(None)
 av.logging.set_libav_level(av.logging.PANIC)
 
-Pieces = Iterator[tuple[Audio, int]]
-"""Mono audio with its rate in Hz."""
+Channels = Sequence[npt.NDArray[Any]]
+"""Of one length and type, as the decoder gave them."""
+
+Pieces = Iterator[tuple[Channels, int]]
+"""With their rate in Hz."""
+
+MonoPieces = Iterator[tuple[Audio, int]]
+"""With its rate in Hz."""
 
 
 class Readable(Protocol):
@@ -160,14 +168,14 @@ class AudioFile:
     def _pcm(self, source: io.FileIO, decoder: PcmDecoder) -> Pieces:
         while data := source.read(RAW_PIECE):
             self._spend(len(data))
-            yield decoder.decode(data), decoder.rate
+            yield [decoder.decode(data)], decoder.rate
 
 
 def decode_stream(source: Readable) -> Iterator[Audio]:
     """A container that is still being written (webm, ogg, mp3, adts and the like), float32 mono at 16 kHz, as soon as each
     packet is complete. ``source.read`` blocks until bytes are there. Raises UnsupportedAudio."""
     with _Container(source, live=True) as container:
-        yield from _resampled((clean(audio), rate) for audio, rate in container.frames())
+        yield from _resampled((_mixed([channels]), rate) for channels, rate in container.frames())
 
 
 def _too_long(what: str) -> AudioTooLong:
@@ -216,7 +224,7 @@ class _Container:
                 continue
             for frame in frames:
                 self._spend(sum(plane.buffer_size for plane in frame.planes))
-                yield _from_frame(frame), _checked_rate(frame.sample_rate)
+                yield _channels(frame), _checked_rate(frame.sample_rate)
 
     def _packets(self) -> Iterator[Any]:
         """Packets of the stream, and at last ``None``, which empties the decoder."""
@@ -290,36 +298,46 @@ def _checked_rate(rate: int) -> int:
     raise UnsupportedAudio(f"The file claims a sample rate of {rate} Hz.", hint=_HINT)
 
 
-def _from_frame(frame: Any) -> Audio:
-    """One decoded frame of any sample format and number of channels."""
-    name: str = frame.format.name
-    dtype = np.dtype(_FORMATS[name.removesuffix("p")])
+def _channels(frame: Any) -> Channels:
+    """Of one decoded frame of any sample format, where they lie."""
+    dtype = _DTYPES[frame.format.name]
     count: int = frame.samples
     if frame.format.is_planar:
-        return mono([np.frombuffer(plane, dtype, count) for plane in frame.planes])
+        return [np.frombuffer(plane, dtype, count) for plane in frame.planes]
     channels: int = frame.layout.nb_channels
     packed = np.frombuffer(frame.planes[0], dtype, count * channels)
-    return mono([packed[channel::channels] for channel in range(channels)])
+    return [packed[channel::channels] for channel in range(channels)]
 
 
 # ---------------------------------------------------------------- resampling
 
 
-def _gathered(pieces: Pieces) -> Pieces:
-    """Neighbours of one rate joined to a quarter of a second at least, and cleaned: a call costs more than a frame."""
-    waiting: list[Audio] = []
+def _gathered(pieces: Pieces) -> MonoPieces:
+    """Neighbours of one kind as mono of a quarter of a second at least: a call of NumPy or of the resampler costs more than a
+    frame's samples do, and it holds back the other threads."""
+    waiting: list[Channels] = []
     length = now = 0
-    for audio, rate in pieces:
-        if waiting and (rate != now or length >= now // 4):
-            yield clean(np.concatenate(waiting)), now
+    for channels, rate in pieces:
+        alike = waiting and rate == now and _kind(channels) == _kind(waiting[0])
+        if waiting and (not alike or length >= now // 4):
+            yield _mixed(waiting), now
             waiting, length = [], 0
-        waiting.append(audio)
-        length, now = length + len(audio), rate
+        waiting.append(channels)
+        length, now = length + len(channels[0]), rate
     if waiting:
-        yield clean(np.concatenate(waiting)), now
+        yield _mixed(waiting), now
 
 
-def _resampled(pieces: Pieces) -> Iterator[Audio]:
+def _kind(channels: Channels) -> tuple[int, np.dtype[Any]]:
+    return len(channels), channels[0].dtype
+
+
+def _mixed(pieces: Sequence[Channels]) -> Audio:
+    """Pieces of one kind joined, as clean mono."""
+    return clean(mono([np.concatenate(channel) for channel in zip(*pieces, strict=True)]))
+
+
+def _resampled(pieces: MonoPieces) -> Iterator[Audio]:
     resampler = _Resampler()
     for audio, rate in pieces:
         # A packet may be as long as the file allows; resampled, it must still be small.

@@ -1,7 +1,11 @@
-"""The audio thread: decodes files and cuts them into segments, one second of one file at a time, best lane first.
+"""The audio threads: decode files and cut them into segments, one second of one file at a time, best lane first.
 
-It runs ahead of the engine by a few segments of each file and no more, so that memory does not grow with a file's
-length, and a short file never waits until a long one is decoded.
+They run ahead of the engine by a few segments of each file and no more, so that memory does not grow with a file's length,
+and a short file never waits until a long one is decoded.
+
+A file is in the hands of one thread at a time, so its segments are the same with any number of threads. Decoder, resampler
+and VAD let go of the interpreter while they work. A thread is made when there is a file that nobody has time for; one file
+alone never needs a second.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from pathlib import Path
 from shared.errors import EngineFailed, NapscribeError
 from shared.journal import log
 from shared.pcm import seconds
-from shared.recorder import Recorder, Slot
+from shared.recorder import AUDIO_THREADS, Recorder, Slot
 from worker.decode import AudioFile
 from worker.engines.base import Audio
 from worker.file_job import FileJob
@@ -27,44 +31,74 @@ from worker.vad import SileroVad
 
 @dataclass(slots=True)
 class _Reader:
-    """A file being read, with what cuts it."""
+    """An open file, with what cuts it."""
 
     file: AudioFile
     chunks: Iterator[Audio]
     segmenter: Segmenter
 
+    def close(self) -> None:
+        self.file.__exit__(None, None, None)
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A job's file. ``busy`` and ``dropped`` are written under the feeder's lock; ``reader`` belongs to the thread that made it
+    busy."""
+
+    job: FileJob
+    reader: _Reader | None = None
+    busy: bool = False
+    dropped: bool = False
+
+    def close(self) -> None:
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
 
 class Feeder:
     """Owns the files and their segmenters; hands finished segments to their jobs."""
 
-    def __init__(self, vad: SileroVad, policy: SegmentPolicy, ahead: int, bell: Bell, recorder: Recorder) -> None:
-        """``ahead``: segments of one file that may wait for the engine."""
+    def __init__(
+        self, vad: SileroVad, policy: SegmentPolicy, ahead: int, bell: Bell, recorder: Recorder, *, threads: int = 1
+    ) -> None:
+        """``ahead``: segments of one file that may wait for the engine. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots in the recorder."""
         self._vad = vad
         self._policy = policy
         self._ahead = ahead
         self._bell = bell
         self._recorder = recorder
-        self._jobs: dict[str, FileJob] = {}
-        self._readers: dict[str, _Reader] = {}
-        self._dropped: collections.deque[str] = collections.deque()
+        self._most = min(threads, AUDIO_THREADS)
+        self._readings: dict[str, _Reading] = {}
+        self._dropped: collections.deque[_Reading] = collections.deque()
+        """To be closed, by an audio thread: only they touch decoders."""
         self._wanted = threading.Condition()
-        self._began_ns = 0
-        self._thread = threading.Thread(target=self._run, name="audio", daemon=True)
+        self._free = 0
+        """Threads that have no file in hand."""
+        self._began_ns: list[int] = []
+        """Of the piece of work that each thread has in hand, 0 for none."""
 
     def start(self) -> None:
-        self._thread.start()
+        with self._wanted:
+            self._grow()
 
     def add(self, job: FileJob) -> None:
         with self._wanted:
-            self._jobs[job.id] = job
-            self._wanted.notify()
+            self._readings[job.id] = _Reading(job)
+            if self._free:
+                self._wanted.notify()
+            else:
+                self._grow()
 
     def drop(self, job: FileJob) -> None:
         """Forget a file, finished or not."""
         with self._wanted:
-            if self._jobs.pop(job.id, None) is not None:
-                self._dropped.append(job.id)
-            self._wanted.notify()
+            reading = self._readings.pop(job.id, None)
+            if reading is not None:
+                reading.dropped = True
+                self._dropped.append(reading)
+                self._wanted.notify()
 
     def nudge(self) -> None:
         """A job has room again."""
@@ -72,42 +106,91 @@ class Feeder:
             self._wanted.notify()
 
     def age_ns(self) -> int:
-        """How long the running piece of work has been running; 0 when there is none."""
-        began = self._began_ns
-        return time.monotonic_ns() - began if began else 0
+        """How long the oldest running piece of work has been running; 0 when there is none."""
+        now = time.monotonic_ns()
+        return max((now - began for began in self._began_ns if began), default=0)
 
-    # ------------------------------------------------------------ the audio thread
+    @property
+    def threads(self) -> int:
+        """So many there are."""
+        return len(self._began_ns)
 
-    def _run(self) -> None:
+    # ------------------------------------------------------------ the audio threads
+
+    def _run(self, number: int) -> None:
+        slot = Slot.AUDIO + number
+        reading: _Reading | None = None
         while True:
             with self._wanted:
-                while self._dropped:
-                    self._close(self._dropped.popleft())
-                job = self._next()
-                if job is None:
-                    self._wanted.wait()
-                    continue
-            self._began_ns = time.monotonic_ns()
-            self._recorder.begin(Slot.AUDIO, [(job.id, job.command.next_index)])
+                if reading is not None:
+                    reading.busy = False
+                    self._free += 1
+                reading = self._take()
+                self._free -= 1
+                if not self._free and any(map(self._wants, self._readings.values())):
+                    self._grow()
+            job = reading.job
+            self._began_ns[number] = time.monotonic_ns()
+            self._recorder.begin(slot, [(job.id, job.command.next_index)])
             try:
-                self._advance(job)
-            except NapscribeError as error:
-                self._give_up(job, error)
-            except Exception as error:
-                log("reading failed", level="error", request_id=job.id, error=repr(error))
-                self._give_up(job, EngineFailed(f"Reading the audio failed: {type(error).__name__}."))
+                self._work(reading)
             finally:
-                self._recorder.end(Slot.AUDIO)
-                self._began_ns = 0
+                self._recorder.end(slot)
+                self._began_ns[number] = 0
 
-    def _next(self) -> FileJob | None:
-        wanting = [job for job in self._jobs.values() if not job.exhausted and len(job.pending) < self._ahead]
-        return min(wanting, key=lambda job: job.priority, default=None)
+    def _take(self) -> _Reading:
+        """The next file to work on, which is busy from now on. Waits for one; the lock is held."""
+        while True:
+            dropped = next((reading for reading in self._dropped if not reading.busy), None)
+            if dropped is not None:
+                self._dropped.remove(dropped)
+                return dropped
+            wanting = [reading for reading in self._readings.values() if self._wants(reading)]
+            if wanting:
+                best = min(wanting, key=lambda reading: reading.job.priority)
+                best.busy = True
+                return best
+            self._wanted.wait()
 
-    def _advance(self, job: FileJob) -> None:
-        """One chunk of audio of this job, and the segments that it completes."""
+    def _wants(self, reading: _Reading) -> bool:
+        job = reading.job
+        return not reading.busy and not job.exhausted and len(job.pending) < self._ahead
+
+    def _grow(self) -> None:
+        """One thread more, if that is allowed and the system has one; the lock is held."""
+        number = len(self._began_ns)
+        if number >= self._most:
+            return
+        thread = threading.Thread(target=self._run, args=(number,), name=f"audio-{number}", daemon=True)
+        self._began_ns.append(0)
+        self._free += 1
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not number:
+                raise
+            self._began_ns.pop()
+            self._free -= 1
+            self._most = number
+            log("no more audio threads", level="warning", threads=number, error=str(error))
+
+    def _work(self, reading: _Reading) -> None:
+        if reading.dropped:
+            reading.close()
+            return
+        try:
+            self._advance(reading)
+        except NapscribeError as error:
+            self._give_up(reading, error)
+        except Exception as error:
+            log("reading failed", level="error", request_id=reading.job.id, error=repr(error))
+            self._give_up(reading, EngineFailed(f"Reading the audio failed: {type(error).__name__}."))
+
+    def _advance(self, reading: _Reading) -> None:
+        """One chunk of audio of this file, and the segments that it completes."""
         began = time.monotonic_ns()
-        reader = self._readers.get(job.id) or self._open(job)
+        job = reading.job
+        reader = reading.reader or self._open(reading)
         clip = job.command.options.clip_seconds
         chunk = None if clip and seconds(reader.file.samples) >= clip else next(reader.chunks, None)
         decoded = time.monotonic_ns()
@@ -119,31 +202,32 @@ class Feeder:
             job.exhausted = chunk is None
             job.duration_samples = reader.file.samples
         if chunk is None:
-            self._close(job.id)
+            reading.close()
         if segments or chunk is None:
             self._bell.ring()
 
-    def _open(self, job: FileJob) -> _Reader:
-        command, options = job.command, job.command.options
+    def _open(self, reading: _Reading) -> _Reader:
+        command, options = reading.job.command, reading.job.command.options
         file = AudioFile(
             Path(command.path), raw=options.raw, max_seconds=options.max_seconds, base_sample=command.base_sample
         )
         segmenter = Segmenter(self._vad, self._policy, base_sample=command.base_sample, next_index=command.next_index)
-        reader = _Reader(file.__enter__(), iter(file), segmenter)
-        self._readers[job.id] = reader
+        reading.reader = reader = _Reader(file.__enter__(), iter(file), segmenter)
         return reader
 
-    def _close(self, request_id: str) -> None:
-        reader = self._readers.pop(request_id, None)
-        if reader is not None:
-            reader.file.__exit__(None, None, None)
-
-    def _give_up(self, job: FileJob, error: NapscribeError) -> None:
+    def _give_up(self, reading: _Reading, error: NapscribeError) -> None:
+        job = reading.job
         with job.lock:
             job.error = error
             job.exhausted = True
-        self._close(job.id)
+        reading.close()
         self._bell.ring()
+
+
+def audio_threads(cores: int) -> int:
+    """At most so many threads hear files: half of the cores. The rest is the engine's and the gateway's, and on two cores a
+    second thread would only take from them."""
+    return max(1, min(cores // 2, AUDIO_THREADS))
 
 
 def read_ahead(max_batch: int) -> int:

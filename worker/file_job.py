@@ -1,6 +1,6 @@
 """One file in the worker: from its command to its last event.
 
-The audio thread fills ``pending`` with segments; the scheduler opens sequences for them and hands their results back.
+An audio thread fills ``pending`` with segments; the scheduler opens sequences for them and hands their results back.
 Results may come in any order (an engine decodes several segments of a file at once); events leave in the order of the
 recording, so that the gateway can resume at the end of what it has.
 """
@@ -89,7 +89,8 @@ class OpenSegment:
 
 @dataclass(slots=True)
 class FileJob:
-    """State shared by two threads: ``pending``, ``exhausted`` and ``error`` are the audio thread's to write, under ``lock``."""
+    """State shared by two threads at a time: ``pending``, ``exhausted`` and ``error`` are for the audio thread that has the file in
+    hand to write, under ``lock``."""
 
     command: TranscribeFile
     order: int

@@ -29,7 +29,7 @@ LEAVE_SECONDS = 1.0
 
 
 class Bell:
-    """Wakes the scheduler: rung by the socket thread and by the audio thread."""
+    """Wakes the scheduler: rung by the socket thread and by the audio threads."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -59,7 +59,7 @@ class Scheduler:
         self._early_cancels: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._arrivals = 0
         self._expected: dict[str, FileJob] = {}
-        """Files that the audio thread has, and whose command has not been handled yet."""
+        """Files that the audio threads have, and whose command has not been handled yet."""
         self._last: Owner | None = None
         self._step_began_ns = 0
         self.steps = 0
@@ -75,7 +75,7 @@ class Scheduler:
         self._final_said = final_said
 
     def expect(self, command: TranscribeFile) -> None:
-        """A file has come. The audio thread begins with it at once, so that its first segment is ready when the running step
+        """A file has come. An audio thread begins with it at once, so that its first segment is ready when the running step
         ends: else a short file would wait for that step and a whole one more. Called by the socket thread, before ``handle``."""
         self._arrivals += 1
         job = FileJob(command, self._arrivals)

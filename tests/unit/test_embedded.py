@@ -17,6 +17,7 @@ import pytest
 from shared.errors import EngineFailed, ModelLoadFailed
 from shared.messages import Lane
 from tests.speech import DATA, NAMES, clip, recital, transcripts, word_errors, words
+from worker.cores import usable_cores
 from worker.engines import embedded
 from worker.engines.base import Audio, EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
 from worker.engines.embedded import EmbeddedEngine, EmbeddedSequence
@@ -260,7 +261,7 @@ def test_threads_bound_the_rows_of_a_step(threads: int, batch: int) -> None:
 
 
 def test_cores_are_those_that_the_process_may_use() -> None:
-    assert 1 <= embedded.usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_a_closed_engine_says_so() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.recorder import Recorder, Slot
+from shared.recorder import AUDIO_THREADS, Recorder, Slot
 
 
 @pytest.fixture
@@ -33,6 +33,16 @@ def test_the_highest_segment_that_the_engine_has_in_hand_counts(descriptor: int)
     recorder.begin(Slot.ENGINE, [("a", 5), ("a", 4)])
     recorder.begin(Slot.AUDIO, [("a", 7)])
     assert recorder.read() == {"a": 5}
+
+
+def test_each_audio_thread_has_a_slot(descriptor: int) -> None:
+    recorder = Recorder(descriptor)
+    for number in range(AUDIO_THREADS):
+        recorder.begin(Slot.AUDIO + number, [(f"file-{number}", number)])
+    recorder.begin(Slot.LIVE, [("call", 0)])
+    recorder.end(Slot.AUDIO + 1)
+    left = {f"file-{number}": number for number in range(AUDIO_THREADS) if number != 1}
+    assert Recorder(descriptor).read() == {"call": 0, **left}
 
 
 def test_ended_work_leaves_nothing(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler with its real audio thread and an engine, in one process."""
+"""The scheduler with its real audio threads and an engine, in one process."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ import numpy as np
 from shared.errors import EngineFailed, ModelLoadFailed, NapscribeError
 from shared.messages import Capabilities
 from shared.pcm import SAMPLE_RATE, samples
+from worker.cores import usable_cores
 from worker.engines.base import (
     Audio,
     BufferedSequence,
@@ -199,16 +200,6 @@ class EmbeddedEngine:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._limit - 1, thread_name_prefix="moonshine")
         return self._pool
-
-
-def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, or its control group's quota (``docker --cpus``) if less."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(allowed, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no control groups, or the quota is "max"
-        return allowed
 
 
 def _own(sequence: EngineSequence) -> EmbeddedSequence:
