@@ -14,7 +14,7 @@ from shared.messages import FileOptions, Lane, TranscribeFile
 from shared.recorder import AUDIO_THREADS, Recorder
 from tests.speech import DATA, RATE, encode, recital, wav
 from worker.decode import AudioFile
-from worker.feeder import Feeder, audio_threads
+from worker.feeder import Feeder, audio_threads, read_ahead
 from worker.file_job import FileJob
 from worker.inbox import Bell
 from worker.segments import Segment, Segmenter, SegmentPolicy
@@ -371,3 +371,8 @@ def test_a_file_that_is_dropped_while_a_thread_has_it_in_hand(busy: tuple[Bench,
     bench.until_idle()
     assert not any(opened(each.path) for each in stuck)
     assert bench.recorder.read() == {}
+
+
+@pytest.mark.parametrize(("slots", "segments"), [(1, 2), (8, 8), (384, 64)])
+def test_read_ahead_is_bounded(slots: int, segments: int) -> None:
+    assert read_ahead(slots) == segments
