@@ -93,7 +93,9 @@ class WorkerProcess:
         vad = load_vad()
         policy = SegmentPolicy.up_to(capabilities.max_segment_s)
         ahead, threads = read_ahead(capabilities.max_batch), audio_threads(usable_cores())
-        feeder = Feeder(vad, policy, ahead, self._bell, self._recorder, threads=threads)
+        # Two batches: one in the engine, one that waits for it, whatever the number of files.
+        most = 2 * capabilities.max_batch + ahead
+        feeder = Feeder(vad, policy, ahead, self._bell, self._recorder, most=most, threads=threads)
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
         scheduler.log_steps = bool(self._arguments.debug_timing)
 

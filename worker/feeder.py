@@ -1,7 +1,7 @@
 """The audio threads: decode files and cut them into segments, one second of one file at a time, best lane first.
 
-They run ahead of the engine by a few segments of each file and no more, so that memory does not grow with a file's length,
-and a short file never waits until a long one is decoded.
+They run ahead of the engine by a few segments of each file and of all files together, so that memory grows neither with a
+file's length nor with their number, and a short file never waits until a long one is decoded.
 
 A file is in the hands of one thread at a time, so its segments are the same with any number of threads. Decoder, resampler
 and VAD let go of the interpreter while they work. A thread is made when there is a file that nobody has time for; one file
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from shared.errors import EngineFailed, NapscribeError
 from shared.journal import log
+from shared.messages import Lane
 from shared.pcm import seconds
 from shared.recorder import AUDIO_THREADS, Recorder, Slot
 from worker.decode import AudioFile
@@ -63,15 +64,19 @@ class Feeder:
     """Owns the files and their segmenters; hands finished segments to their jobs."""
 
     def __init__(
-        self, vad: SileroVad, policy: SegmentPolicy, ahead: int, bell: Bell, recorder: Recorder, *, threads: int = 1
-    ) -> None:
-        """``ahead``: segments of one file that may wait for the engine. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots in the recorder."""
+        self, vad: SileroVad, policy: SegmentPolicy, ahead: int, bell: Bell, recorder: Recorder, *,
+        most: int = 1_000, threads: int = 1,
+    ) -> None:  # fmt: skip
+        """``ahead``: segments of one file that may wait for the engine. ``most``: segments of all files, those in the engine
+        included, from which on a file that has some waits. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots
+        in the recorder."""
         self._vad = vad
         self._policy = policy
         self._ahead = ahead
         self._bell = bell
         self._recorder = recorder
-        self._most = min(threads, AUDIO_THREADS)
+        self._most = most
+        self._most_threads = min(threads, AUDIO_THREADS)
         self._readings: dict[str, _Reading] = {}
         self._dropped: collections.deque[_Reading] = collections.deque()
         """To be closed, by an audio thread: only they touch decoders."""
@@ -129,7 +134,7 @@ class Feeder:
                     self._free += 1
                 reading = self._take()
                 self._free -= 1
-                if not self._free and any(map(self._wants, self._readings.values())):
+                if not self._free and self._wanting():
                     self._grow()
             job = reading.job
             self._began_ns[number] = time.monotonic_ns()
@@ -147,21 +152,32 @@ class Feeder:
             if dropped is not None:
                 self._dropped.remove(dropped)
                 return dropped
-            wanting = [reading for reading in self._readings.values() if self._wants(reading)]
-            if wanting:
+            if wanting := self._wanting():
                 best = min(wanting, key=lambda reading: reading.job.priority)
                 best.busy = True
                 return best
             self._wanted.wait()
 
-    def _wants(self, reading: _Reading) -> bool:
-        job = reading.job
-        return not reading.busy and not job.exhausted and len(job.pending) < self._ahead
+    def _wanting(self) -> list[_Reading]:
+        """Files that a thread may take now. Segments of worse lanes do not count against a better one's, and a file that has none
+        may always make one; so nobody waits for ever for others to be done."""
+        held: collections.Counter[Lane] = collections.Counter()
+        for reading in self._readings.values():
+            held[reading.job.lane] += reading.job.held
+        full = {lane for lane in Lane if sum(held[better] for better in Lane if better <= lane) >= self._most}
+        return [
+            reading
+            for reading in self._readings.values()
+            if not reading.busy
+            and not reading.job.exhausted
+            and len(reading.job.pending) < self._ahead
+            and not (reading.job.lane in full and reading.job.held)
+        ]
 
     def _grow(self) -> None:
         """One thread more, if that is allowed and the system has one; the lock is held."""
         number = len(self._began_ns)
-        if number >= self._most:
+        if number >= self._most_threads:
             return
         thread = threading.Thread(target=self._run, args=(number,), name=f"audio-{number}", daemon=True)
         self._began_ns.append(0)
@@ -173,7 +189,7 @@ class Feeder:
                 raise
             self._began_ns.pop()
             self._free -= 1
-            self._most = number
+            self._most_threads = number
             log("no more audio threads", level="warning", threads=number, error=str(error))
 
     def _work(self, reading: _Reading) -> None:

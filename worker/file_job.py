@@ -129,6 +129,11 @@ class FileJob:
         with self.lock:
             return self.exhausted and not self.pending and not self.open
 
+    @property
+    def held(self) -> int:
+        """Segments whose audio is in memory: they wait, or are in the engine. Safe from any thread."""
+        return len(self.pending) + len(self.open)
+
     def rows(self) -> list[tuple[EngineSequence, int]]:
         """Sequences that want a step, in the order of the recording."""
         return [(piece.sequence, index) for index, piece in self._working() if piece.sequence and piece.sequence.ready]

@@ -285,6 +285,8 @@ class Scheduler:
             self._say(owner, events)
         else:
             self._emit_all(events)
+            if events:
+                self._feeder.nudge()  # a segment less in memory
 
     def _emit_all(self, events: list[Event]) -> None:
         for event in events:

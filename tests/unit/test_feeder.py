@@ -45,12 +45,12 @@ class Watched(Recorder):
 class Bench:
     """A feeder and its files, whose segments are taken as an engine would."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, ahead: int = AHEAD, most: int = 1_000) -> None:
         descriptor = Recorder.create()
         self.recorder = Watched(descriptor)
         os.close(descriptor)
         self.bell = Bell()
-        self.feeder = Feeder(VAD, POLICY, AHEAD, self.bell, self.recorder, threads=threads)
+        self.feeder = Feeder(VAD, POLICY, ahead, self.bell, self.recorder, most=most, threads=threads)
         self.feeder.start()
         self.jobs: dict[str, FileJob] = {}
         self.segments: dict[str, list[Segment]] = {}
@@ -97,7 +97,7 @@ class Bench:
         def idle() -> bool:
             feeder = self.feeder
             with feeder._wanted:
-                left = feeder._dropped or any(map(feeder._wants, feeder._readings.values()))
+                left = feeder._dropped or feeder._wanting()
                 return feeder._free == feeder.threads and not left
 
         self.until(idle)
@@ -376,3 +376,29 @@ def test_a_file_that_is_dropped_while_a_thread_has_it_in_hand(busy: tuple[Bench,
 @pytest.mark.parametrize(("slots", "segments"), [(1, 2), (8, 8), (384, 64)])
 def test_read_ahead_is_bounded(slots: int, segments: int) -> None:
     assert read_ahead(slots) == segments
+
+
+def test_all_files_together_are_bounded_and_a_better_lane_does_not_wait_for_it(
+    files: dict[str, Path], expected: dict[str, list[tuple[object, ...]]]
+) -> None:
+    bench = Bench(1, ahead=4, most=5)
+    for number in range(4):
+        bench.add(f"file-{number}", files["long.wav"])
+    bench.until_idle()
+    assert [len(job.pending) for job in bench.jobs.values()] == [4, 1, 1, 1], "whoever has none may make one"
+    bench.add("urgent", files["long.wav"], Lane.INTERACTIVE)
+    bench.until_idle()
+    assert [len(job.pending) for job in bench.jobs.values()] == [4, 1, 1, 1, 4]
+    bench.finish()
+    assert all(keys(segments) == expected["long.wav"] for segments in bench.segments.values())
+
+
+def test_what_a_forgotten_file_held_is_free_again(files: dict[str, Path]) -> None:
+    bench = Bench(1, ahead=4, most=4)
+    bench.add("first", files["long.wav"])
+    second = bench.add("second", files["long.wav"])
+    bench.until_idle()
+    assert len(second.pending) == 1
+    bench.drop("first")
+    bench.until_idle()
+    assert len(second.pending) == 4
