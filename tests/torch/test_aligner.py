@@ -126,6 +126,33 @@ def test_without_the_analyser_words_have_no_times_and_the_journal_says_once_what
     engine.close()
 
 
+def test_an_analyser_that_is_broken_is_as_one_that_is_missing(
+    folder: Path,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A package that is found but raises on import, as one built for another numpy does."""
+    package = tmp_path / "nagisa"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import sys\nsys.path.append(__path__[0])\nraise ValueError('numpy.dtype size')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nagisa", raising=False)
+    japanese.load.cache_clear()
+    path = sys.path[:]
+    engine = loaded(trained, max_slots=2, aligner=str(folder))
+    clip = read_audio(trained / "samples" / "flite-rms.wav")
+    capfd.readouterr()
+    done = finals(drive(engine, [start(engine, clip, str(n), language="ja", words=True) for n in range(2)]))
+    assert [(bool(final.text), final.words) for final in done.values()] == [(True, ())] * 2
+    assert capfd.readouterr().err.count("numpy.dtype size") == 1
+    assert sys.path == path
+    engine.close()
+
+
 @given(st.lists(st.integers(0, 40), max_size=60))
 def test_longest_run_is_longest(values: list[int]) -> None:
     best = [0] * len(values)

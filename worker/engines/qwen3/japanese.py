@@ -11,7 +11,6 @@ import sys
 import unicodedata
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 from shared.errors import EngineFailed, Unsupported
 
@@ -36,20 +35,20 @@ def load() -> Callable[[str], list[str]]:
     Raises Unsupported if nagisa is not installed or does not run here.
     """
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, path = root.handlers[:], root.level, sys.path[:]
     try:
         import nagisa
-    except (ImportError, OSError) as error:
+    # A build for another numpy says so with a ValueError, a damaged model file with whatever reading it raises.
+    except Exception as error:
         raise Unsupported(
             f"Japanese words need nagisa for exact times ({error}).", hint="pip install 'napscribe[aligner]'"
         ) from error
     finally:
-        # Its module for training sets up the log of the whole process, ...
+        # Its module for training sets up the log of the whole process, and with its folder on the path, names as plain as
+        # "model" could be imported from there.
         root.handlers[:] = handlers
         root.setLevel(level)
-    # ... and so that this module is found, names as plain as "model" can be imported from nagisa's folder.
-    folder = str(Path(nagisa.__file__).parent)
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
+        sys.path[:] = path
     wakati: Callable[[str], list[str]] = nagisa.wakati
     return wakati
 
