@@ -119,6 +119,15 @@ def test_shown_in_japanese() -> None:
     assert split_words("⑩", "ja")[0].units == ("1", "0")
 
 
+def test_a_long_run_of_marks_is_read_at_once() -> None:
+    text = "か" + "\u3099" * 20_000 + "き"
+    begun = time.perf_counter()
+    origins = origins_of_normalized(text)
+    # Quadratic time would be some 10 s.
+    assert time.perf_counter() - begun < 2.0
+    assert set(origins) == {(0, 20_001), (20_001, 20_002)}
+
+
 @pytest.mark.parametrize(("language", "word"), [("ja", "東京へ行きました。"), ("ko", "대한민국에서는")])
 def test_long_text_is_split_at_once(reference: Split, language: str, word: str) -> None:
     pytest.importorskip(ANALYSERS[language])

@@ -60,15 +60,17 @@ def origins_of_normalized(text: str) -> list[tuple[int, int]]:
     before it), so that the forms of the parts, joined, are the form of the whole.
     """
     origins: list[tuple[int, int]] = []
-    start, form = 0, ""
+    start = 0
     for n, char in enumerate(text):
         alone = _nfkc(char)
-        joined = _nfkc(text[start : n + 1])
-        if n > start and not unicodedata.combining(alone[0]) and joined == form + alone:
+        # Marks never begin a part, and asking about each in a long run of them would take quadratic time.
+        if n == start or unicodedata.combining(alone[0]):
+            continue
+        form = _nfkc(text[start:n])
+        if _nfkc(text[start : n + 1]) == form + alone:
             origins += [(start, n)] * len(form)
-            start, joined = n, alone
-        form = joined
-    return origins + [(start, len(text))] * len(form)
+            start = n
+    return origins + [(start, len(text))] * len(_nfkc(text[start:]))
 
 
 def _nfkc(text: str) -> str:
