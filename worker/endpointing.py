@@ -114,6 +114,8 @@ class Endpointer:
         """No utterance begins before this sample: it belongs to an earlier one."""
         self._window: collections.deque[tuple[int, bool]] = collections.deque(maxlen=START_WINDOW)
         self._open: _Utterance | None = None
+        self._cut = -1
+        """Where the last utterance was cut for its length; the next begins there with the next frame, if there is one."""
 
     @property
     def open(self) -> bool:
@@ -128,7 +130,7 @@ class Endpointer:
         """One frame, shape ``(512,)``, and what follows from it."""
         self._kept.append(frame)
         self.position += len(frame)
-        actions = self._resume()
+        actions = self._resume() + self._go_on()
         if self._open is None:
             return actions + self._wait_for_speech(probability)
         return actions + self._listen(self._open, probability)
@@ -145,7 +147,7 @@ class Endpointer:
     def clear(self) -> int:
         """Forget the open utterance and all audio so far; returns the utterance's number, -1 if there was none."""
         number = self._open.number if self._open else -1
-        self._open = None
+        self._open, self._cut = None, -1
         self._resumed.clear()
         self._window.clear()
         self._kept.clear()
@@ -257,15 +259,18 @@ class Endpointer:
         self._floor = floor if floor is not None else max(end, utterance.fed)
         self._trim(self._floor)
         if floor is not None:
-            actions += self._go_on(floor)
+            self._cut = floor
         return actions
 
-    def _go_on(self, start: int) -> list[Action]:
-        """After a cut for length the next utterance begins where the last one was cut, if anybody still speaks."""
-        self._open = utterance = _Utterance(self._next, start, start, self.position, frames=START_FRAMES)
-        utterance.regions.append([start, self.position])
+    def _go_on(self) -> list[Action]:
+        """After a cut for length the next utterance begins where the last one was cut."""
+        start, self._cut = self._cut, -1
+        if start < 0 or self._open is not None:
+            return []
+        self._open = utterance = _Utterance(self._next, start, start, start, frames=START_FRAMES)
+        utterance.regions.append([start, start])
         self._next += 1
-        return [Begin(utterance.number, start), *self._feed(utterance, self.position)]
+        return [Begin(utterance.number, start)]
 
     # ------------------------------------------------------------ kept audio
 
