@@ -131,7 +131,7 @@ def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) ->
     from tests.torch.running import read_audio
 
     path = tmp_path / "long.wav"
-    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 12)))
+    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 6)))
     unkilled = server.transcribe(path, stream="true", language="en").text
     generation = server.worker["generation"]
     text = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12)
