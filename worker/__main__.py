@@ -78,6 +78,8 @@ class WorkerProcess:
         self._engine = engine
         hearing.join()
         scheduler = self._connect(engine, capabilities)
+        # What it holds is known as soon as it is ready, not only at the first ping.
+        self._inbox.emit(Pong(self._generation, 0, 0, 0, device_memory=engine.device_memory))
         self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
         return scheduler
 

@@ -126,7 +126,7 @@ class LiveStream:
         self.closing = False
         self.ended = False
         self.crashes = 0
-        """Crashes that count against it since it last moved on."""
+        """Crashes that count against it since it last moved on: said something for good, or guessed further than ever."""
         self.restarts = 0
         self.tells_progress = True
         """Whether the dialect is told of a ``StreamProgress``: they come four times a second, and few need them."""
@@ -138,6 +138,7 @@ class LiveStream:
         self._room.set()
         self._utterances: dict[int, OpenUtterance] = {}
         self._next_utterance = 0
+        self._guessed_through = 0
         self._tokens = 0
         self._base_byte = 0
         self._parking_byte = 0
@@ -292,6 +293,10 @@ class LiveStream:
                 self._next_utterance = max(self._next_utterance, number + 1)
             case SpeechStopped(utterance=number, sample=sample) if number in self._utterances:
                 self._utterances[number] = msgspec.structs.replace(self._utterances[number], end_sample=sample)
+            case Partial(through_sample=through) if through > self._guessed_through:
+                # Audio that kills is never passed, so a new worker that only comes as far as the last one shows nothing.
+                self._guessed_through = through
+                self.crashes = 0
             case UtteranceDelta(utterance=number, text=text) if number in self._utterances:
                 known = self._utterances[number]
                 self._utterances[number] = msgspec.structs.replace(known, emitted=known.emitted + text)

@@ -77,7 +77,8 @@ async def test_one_death(running: Gateway, moment: str) -> None:
 
 
 @pytest.mark.slow
-async def test_five_deaths_in_one_call(running: Gateway) -> None:
+@pytest.mark.parametrize("seconds", [(1.0, 3.0, 5.5, 8.0, 11.0), (1.0,) * 5], ids=["spread", "each at its first word"])
+async def test_five_deaths_in_one_call(running: Gateway, seconds: tuple[float, ...]) -> None:
     """Each at the first moment after its second of audio at which something has been heard from the worker of that moment."""
     heard = generation = 0
 
@@ -91,7 +92,7 @@ async def test_five_deaths_in_one_call(running: Gateway) -> None:
 
         return now
 
-    call = await call_with(running, *(at(second) for second in (1.0, 3.0, 5.5, 8.0, 11.0)))
+    call = await call_with(running, *map(at, seconds))
     assert call.kills == 5
     assert errors(call) <= 8, call.text
 

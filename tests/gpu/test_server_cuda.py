@@ -1,0 +1,111 @@
+"""The whole server with its worker on CUDA: words, streams, calls, a killed worker, and a card that is free again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.clients.pace import s16
+from tests.clients.test_live_native import talking
+from tests.process.test_qwen3 import LONG, TINY, WAVES, killed_in_mid_stream, said
+from tests.server import Server, events_of, serving
+from tests.speech import silence, wav
+
+torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(300),
+]
+
+MIB = 2**20
+BUDGET_MIB = 4_096
+SLACK_MIB = 300
+"""Others may be on the card, and the driver keeps a little for itself."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(model=TINY, gpu_memory_mb=BUDGET_MIB) as running:
+        running.http.timeout = 250
+        yield running
+
+
+def test_every_sample_is_transcribed_exactly(server: Server) -> None:
+    assert {path.stem: server.transcribe(path).json()["text"] for path in WAVES} == {
+        path.stem: said(path) for path in WAVES
+    }
+
+
+def test_the_worker_is_on_the_card_within_its_budget(server: Server) -> None:
+    server.transcribe(LONG)
+    worker = server.worker
+    assert (worker["engine"], worker["device"]) == ("qwen3", "cuda")
+    assert worker["slots"] > 8
+    assert 0 < worker["device_bytes"] <= BUDGET_MIB * MIB
+
+
+def test_a_stream_is_the_text(server: Server) -> None:
+    *deltas, done = events_of(server.transcribe(LONG, stream="true", language="en").text)
+    assert "".join(event["delta"] for event in deltas) == done["text"] == said(LONG)
+
+
+async def test_a_call_beside_a_file(server: Server, tmp_path: Path) -> None:
+    """Both have their words, and the deltas of an utterance are its final."""
+    from tests.torch.running import read_audio
+
+    path = tmp_path / "long.wav"
+    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 20)))
+    short = next(path for path in WAVES if path.stem == "flite-awb")
+    file = asyncio.create_task(asyncio.to_thread(server.transcribe, path, language="en"))
+    async with talking(server, "language=en") as talk:
+        await talk.until("ready")
+        await talk.say(s16(np.concatenate([silence(0.3), read_audio(short), silence(0.9)])))
+        await talk.close()
+    assert talk.text == said(short)
+    assert "".join(event["text"] for event in talk.of("delta")) == talk.text
+    assert (await file).json()["text"] == " ".join([said(LONG)] * 20)
+
+
+def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    from tests.torch.running import read_audio
+
+    path = tmp_path / "long.wav"
+    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 20)))
+    text = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12)
+    assert text == " ".join([said(LONG)] * 20)
+
+
+async def test_a_call_survives_its_worker(server: Server) -> None:
+    from tests.torch.running import read_audio
+
+    short = next(path for path in WAVES if path.stem == "flite-awb")
+    sound = s16(np.concatenate([read_audio(short), silence(0.9)]))
+    async with talking(server, "language=en") as talk:
+        await talk.until("ready")
+        await talk.say(sound[: len(sound) // 2])
+        os.kill(await asyncio.to_thread(server.worker_pid), signal.SIGKILL)
+        await talk.say(sound[len(sound) // 2 :])
+        await talk.close()
+    assert not talk.of("error")
+    assert talk.text == said(short)
+
+
+def test_an_idle_server_has_nothing_on_the_card() -> None:
+    def free_mib() -> int:
+        free: int = torch.cuda.mem_get_info()[0] // MIB
+        return free
+
+    before = free_mib()
+    with serving(model=TINY, gpu_memory_mb=BUDGET_MIB, idle_seconds=2) as server:
+        server.http.post(f"/api/ps/{TINY.name}").raise_for_status()
+        assert free_mib() < before - SLACK_MIB
+        server.until(lambda: server.worker["state"] == "stopped", "the worker leaves")
+        assert free_mib() >= before - SLACK_MIB
