@@ -88,6 +88,7 @@ class WorkerProcess:
         from worker.cores import usable_cores
         from worker.feeder import Feeder, audio_threads, read_ahead
         from worker.live_audio import LiveAudio
+        from worker.reader import FileReaders, Readers
         from worker.scheduler import Scheduler
         from worker.segments import SegmentPolicy
         from worker.vad import load_vad
@@ -97,7 +98,16 @@ class WorkerProcess:
         ahead, threads = read_ahead(capabilities.max_batch), audio_threads(usable_cores())
         # Two batches: one in the engine, one that waits for it, whatever the number of files.
         most = 2 * capabilities.max_batch + ahead
-        feeder = Feeder(vad, policy, ahead, self._bell, self._recorder, most=most, threads=threads)
+        here, fast = FileReaders(vad, policy), capabilities.device not in {"", "cpu"}
+
+        def readers(number: int) -> Readers:
+            if not (number and fast):
+                return here
+            from worker.reader_process import ReaderProcess
+
+            return ReaderProcess(policy)
+
+        feeder = Feeder(readers, ahead, self._bell, self._recorder, most=most, threads=threads)
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
         scheduler.log_steps = bool(self._arguments.debug_timing)
 

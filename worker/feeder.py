@@ -3,9 +3,9 @@
 They run ahead of the engine by a few segments of each file and of all files together, so that memory grows neither with a
 file's length nor with their number, and a short file never waits until a long one is decoded.
 
-A file is in the hands of one thread at a time, so its segments are the same with any number of threads. Decoder, resampler
-and VAD let go of the interpreter while they work. A thread is made when there is a file that nobody has time for; one file
-alone never needs a second.
+A file stays with the thread that opened it, so its segments are the same with any number of threads. The first thread reads in
+this process, at once. The others may have a child each that reads for them (``worker.reader_process``). A thread is made when
+there is a file that nobody has time for; one file alone never needs a second.
 """
 
 from __future__ import annotations
@@ -13,44 +13,28 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from shared.errors import EngineFailed, NapscribeError
 from shared.journal import log
 from shared.messages import Lane
-from shared.pcm import seconds
 from shared.recorder import AUDIO_THREADS, Recorder, Slot
-from worker.decode import AudioFile
-from worker.engines.base import Audio
 from worker.file_job import FileJob
 from worker.inbox import Bell
-from worker.segments import Segmenter, SegmentPolicy
-from worker.vad import SileroVad
+from worker.reader import Reader, Readers
 
 MAX_AHEAD = 64
 
 
-@dataclass(slots=True)
-class _Reader:
-    """An open file, with what cuts it."""
-
-    file: AudioFile
-    chunks: Iterator[Audio]
-    segmenter: Segmenter
-
-    def close(self) -> None:
-        self.file.__exit__(None, None, None)
-
-
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A job's file. ``busy`` and ``dropped`` are written under the feeder's lock; ``reader`` belongs to the thread that made it
-    busy."""
+    """A job's file. All but ``reader`` is written under the feeder's lock; that belongs to ``owner``."""
 
     job: FileJob
-    reader: _Reader | None = None
+    owner: int = -1
+    """The thread that opened it; -1 before."""
+    reader: Reader | None = None
     busy: bool = False
     dropped: bool = False
 
@@ -60,18 +44,27 @@ class _Reading:
             reader.close()
 
 
+@dataclass(slots=True)
+class _Thread:
+    """What the feeder knows of an audio thread."""
+
+    free: bool = False
+    """It waits for work, or will as soon as it has started."""
+    began_ns: int = 0
+    """When the piece of work that it has in hand began; 0 for none."""
+
+
 class Feeder:
-    """Owns the files and their segmenters; hands finished segments to their jobs."""
+    """Owns the files and their readers; hands finished segments to their jobs."""
 
     def __init__(
-        self, vad: SileroVad, policy: SegmentPolicy, ahead: int, bell: Bell, recorder: Recorder, *,
+        self, readers: Callable[[int], Readers], ahead: int, bell: Bell, recorder: Recorder, *,
         most: int = 1_000, threads: int = 1,
     ) -> None:  # fmt: skip
-        """``ahead``: segments of one file that may wait for the engine. ``most``: segments of all files, those in the engine
-        included, from which on a file that has some waits. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots
-        in the recorder."""
-        self._vad = vad
-        self._policy = policy
+        """``readers``: for the thread of each number, called by it; may raise OSError. ``ahead``: segments of one file that may
+        wait for the engine. ``most``: segments of all files, those in the engine included, from which on a file that has some
+        waits. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots in the recorder."""
+        self._readers = readers
         self._ahead = ahead
         self._bell = bell
         self._recorder = recorder
@@ -79,12 +72,9 @@ class Feeder:
         self._most_threads = min(threads, AUDIO_THREADS)
         self._readings: dict[str, _Reading] = {}
         self._dropped: collections.deque[_Reading] = collections.deque()
-        """To be closed, by an audio thread: only they touch decoders."""
+        """To be closed by the threads that opened them: only they touch decoders."""
         self._wanted = threading.Condition()
-        self._free = 0
-        """Threads that have no file in hand."""
-        self._began_ns: list[int] = []
-        """Of the piece of work that each thread has in hand, 0 for none."""
+        self._threads: list[_Thread] = []
 
     def start(self) -> None:
         with self._wanted:
@@ -93,10 +83,7 @@ class Feeder:
     def add(self, job: FileJob) -> None:
         with self._wanted:
             self._readings[job.id] = _Reading(job)
-            if self._free:
-                self._wanted.notify()
-            else:
-                self._grow()
+            self._look_for_hands()
 
     def drop(self, job: FileJob) -> None:
         """Forget a file, finished or not."""
@@ -104,59 +91,86 @@ class Feeder:
             reading = self._readings.pop(job.id, None)
             if reading is not None:
                 reading.dropped = True
-                self._dropped.append(reading)
-                self._wanted.notify()
+                if reading.owner >= 0:
+                    self._dropped.append(reading)
+                # Besides its thread: others may have waited for the room that it took.
+                self._wanted.notify_all()
+                self._look_for_hands()
 
     def nudge(self) -> None:
         """A job has room again."""
         with self._wanted:
-            self._wanted.notify()
+            self._wanted.notify_all()
 
     def age_ns(self) -> int:
         """How long the oldest running piece of work has been running; 0 when there is none."""
         now = time.monotonic_ns()
-        return max((now - began for began in self._began_ns if began), default=0)
+        return max((now - thread.began_ns for thread in list(self._threads) if thread.began_ns), default=0)
 
     @property
     def threads(self) -> int:
         """So many there are."""
-        return len(self._began_ns)
+        return len(self._threads)
 
     # ------------------------------------------------------------ the audio threads
 
     def _run(self, number: int) -> None:
-        slot = Slot.AUDIO + number
+        try:
+            readers = self._readers(number)
+        except OSError as error:
+            self._leave(number, error)
+            return
+        thread, slot = self._threads[number], Slot.AUDIO + number
         reading: _Reading | None = None
         while True:
             with self._wanted:
                 if reading is not None:
                     reading.busy = False
-                    self._free += 1
-                reading = self._take()
-                self._free -= 1
-                if not self._free and self._wanting():
-                    self._grow()
+                thread.free = True
+                reading = self._take(number)
+                thread.free = False
+                # Whoever has something in hand does not take what is left.
+                self._look_for_hands()
             job = reading.job
-            self._began_ns[number] = time.monotonic_ns()
+            thread.began_ns = time.monotonic_ns()
             self._recorder.begin(slot, [(job.id, job.command.next_index)])
             try:
-                self._work(reading)
+                self._work(reading, readers)
             finally:
                 self._recorder.end(slot)
-                self._began_ns[number] = 0
+                thread.began_ns = 0
 
-    def _take(self) -> _Reading:
-        """The next file to work on, which is busy from now on. Waits for one; the lock is held."""
+    def _take(self, number: int) -> _Reading:
+        """The next file for this thread, which is busy from now on. Waits for one; the lock is held."""
         while True:
-            dropped = next((reading for reading in self._dropped if not reading.busy), None)
-            if dropped is not None:
-                self._dropped.remove(dropped)
-                return dropped
-            if wanting := self._wanting():
-                best = min(wanting, key=lambda reading: reading.job.priority)
-                best.busy = True
+            for reading in self._dropped:
+                if reading.owner == number:
+                    self._dropped.remove(reading)
+                    return reading
+            if best := min(self._for(number), key=lambda reading: reading.job.priority, default=None):
+                best.owner, best.busy = number, True
                 return best
             self._wanted.wait()
+
+    def _for(self, number: int) -> list[_Reading]:
+        """Files that want to be read and may be by this thread: its own, and those that nobody has, unless they are better off with
+        a free thread that has fewer. A file of a better lane than all of its own does not wait for one that still starts."""
+        open_files = self._open_files()
+        mine = open_files[number]
+        crowded = any(thread.free and open_files[other] < mine for other, thread in enumerate(self._threads))
+        best = min((reading.job.lane for reading in self._readings.values() if reading.owner == number), default=None)
+
+        def may(reading: _Reading) -> bool:
+            if reading.owner < 0:
+                return not crowded or best is None or reading.job.lane < best
+            return reading.owner == number
+
+        return [reading for reading in self._wanting() if may(reading)]
+
+    def _open_files(self) -> collections.Counter[int]:
+        """By thread."""
+        readings = self._readings.values()
+        return collections.Counter(reading.owner for reading in readings if not reading.job.exhausted)
 
     def _wanting(self) -> list[_Reading]:
         """Files that a thread may take now. Segments of worse lanes do not count against a better one's, and a file that has none
@@ -174,64 +188,73 @@ class Feeder:
             and not (reading.job.lane in full and reading.job.held)
         ]
 
+    def _look_for_hands(self) -> None:
+        """If there are new files, wake who waits, and make a thread if there are more of them than threads without any; the lock is
+        held."""
+        new = sum(reading.owner < 0 for reading in self._wanting())
+        if not new:
+            return
+        self._wanted.notify_all()
+        open_files = self._open_files()
+        if new > sum(thread.free and not open_files[number] for number, thread in enumerate(self._threads)):
+            self._grow()
+
     def _grow(self) -> None:
         """One thread more, if that is allowed and the system has one; the lock is held."""
-        number = len(self._began_ns)
+        number = len(self._threads)
         if number >= self._most_threads:
             return
         thread = threading.Thread(target=self._run, args=(number,), name=f"audio-{number}", daemon=True)
-        self._began_ns.append(0)
-        self._free += 1
+        self._threads.append(_Thread(free=True))
         try:
             thread.start()
         except RuntimeError as error:
             if not number:
                 raise
-            self._began_ns.pop()
-            self._free -= 1
-            self._most_threads = number
-            log("no more audio threads", level="warning", threads=number, error=str(error))
+            self._threads.pop()
+            self._stop_growing(number, error)
 
-    def _work(self, reading: _Reading) -> None:
+    def _leave(self, number: int, error: OSError) -> None:
+        """A thread that has nothing to read with; the first always has."""
+        with self._wanted:
+            self._threads[number].free = False
+            self._stop_growing(number, error)
+            self._wanted.notify_all()
+
+    def _stop_growing(self, number: int, error: Exception) -> None:
+        self._most_threads = min(self._most_threads, number)
+        log("no more audio threads", level="warning", threads=number, error=str(error))
+
+    def _work(self, reading: _Reading, readers: Readers) -> None:
         if reading.dropped:
             reading.close()
             return
         try:
-            self._advance(reading)
+            self._advance(reading, readers)
         except NapscribeError as error:
             self._give_up(reading, error)
         except Exception as error:
             log("reading failed", level="error", request_id=reading.job.id, error=repr(error))
             self._give_up(reading, EngineFailed(f"Reading the audio failed: {type(error).__name__}."))
 
-    def _advance(self, reading: _Reading) -> None:
-        """One chunk of audio of this file, and the segments that it completes."""
+    def _advance(self, reading: _Reading, readers: Readers) -> None:
+        """One stretch of this file, and the segments that it completes."""
         began = time.monotonic_ns()
         job = reading.job
-        reader = reading.reader or self._open(reading)
-        clip = job.command.options.clip_seconds
-        chunk = None if clip and seconds(reader.file.samples) >= clip else next(reader.chunks, None)
-        decoded = time.monotonic_ns()
-        segments = reader.segmenter.flush() if chunk is None else reader.segmenter.push(chunk)
+        if reading.reader is None:
+            reading.reader = readers.open(job.command)
+        opened_ns = time.monotonic_ns() - began
+        heard = reading.reader.advance()
         with job.lock:
-            job.decode_ns += decoded - began
-            job.vad_ns += time.monotonic_ns() - decoded
-            job.pending.extend(segments)
-            job.exhausted = chunk is None
-            job.duration_samples = reader.file.samples
-        if chunk is None:
+            job.decode_ns += opened_ns + heard.decode_ns
+            job.vad_ns += heard.vad_ns
+            job.pending.extend(heard.segments)
+            job.exhausted = heard.over
+            job.duration_samples = heard.samples
+        if heard.over:
             reading.close()
-        if segments or chunk is None:
+        if heard.segments or heard.over:
             self._bell.ring()
-
-    def _open(self, reading: _Reading) -> _Reader:
-        command, options = reading.job.command, reading.job.command.options
-        file = AudioFile(
-            Path(command.path), raw=options.raw, max_seconds=options.max_seconds, base_sample=command.base_sample
-        )
-        segmenter = Segmenter(self._vad, self._policy, base_sample=command.base_sample, next_index=command.next_index)
-        reading.reader = reader = _Reader(file.__enter__(), iter(file), segmenter)
-        return reader
 
     def _give_up(self, reading: _Reading, error: NapscribeError) -> None:
         job = reading.job

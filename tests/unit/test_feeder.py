@@ -17,11 +17,13 @@ from worker.decode import AudioFile
 from worker.feeder import Feeder, audio_threads, read_ahead
 from worker.file_job import FileJob
 from worker.inbox import Bell
+from worker.reader import FileReaders, Readers
 from worker.segments import Segment, Segmenter, SegmentPolicy
 from worker.vad import SileroVad
 
 VAD = SileroVad()
 POLICY = SegmentPolicy(max_s=4.0, aim_s=3.0)
+HERE = FileReaders(VAD, POLICY)
 AHEAD = 2
 
 
@@ -45,12 +47,19 @@ class Watched(Recorder):
 class Bench:
     """A feeder and its files, whose segments are taken as an engine would."""
 
-    def __init__(self, threads: int, *, ahead: int = AHEAD, most: int = 1_000) -> None:
+    def __init__(
+        self,
+        threads: int,
+        *,
+        ahead: int = AHEAD,
+        most: int = 1_000,
+        readers: Callable[[int], Readers] = lambda _n: HERE,
+    ) -> None:
         descriptor = Recorder.create()
         self.recorder = Watched(descriptor)
         os.close(descriptor)
         self.bell = Bell()
-        self.feeder = Feeder(VAD, POLICY, ahead, self.bell, self.recorder, most=most, threads=threads)
+        self.feeder = Feeder(readers, ahead, self.bell, self.recorder, most=most, threads=threads)
         self.feeder.start()
         self.jobs: dict[str, FileJob] = {}
         self.segments: dict[str, list[Segment]] = {}
@@ -98,7 +107,7 @@ class Bench:
             feeder = self.feeder
             with feeder._wanted:
                 left = feeder._dropped or feeder._wanting()
-                return feeder._free == feeder.threads and not left
+                return all(thread.free for thread in feeder._threads) and not left
 
         self.until(idle)
 

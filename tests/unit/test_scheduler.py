@@ -15,6 +15,7 @@ from tests.speech import DATA
 from worker.engines.scripted import ScriptedEngine
 from worker.feeder import Feeder, read_ahead
 from worker.inbox import Bell
+from worker.reader import FileReaders
 from worker.scheduler import Scheduler
 from worker.segments import SegmentPolicy
 from worker.vad import load_vad
@@ -38,8 +39,8 @@ def scheduler(events: list[Event], bell: Bell) -> Iterator[Scheduler]:
     descriptor = Recorder.create()
     recorder = Recorder(descriptor)
     os.close(descriptor)
-    policy = SegmentPolicy.up_to(capabilities.max_segment_s)
-    feeder = Feeder(load_vad(), policy, read_ahead(capabilities.max_batch), bell, recorder)
+    readers = FileReaders(load_vad(), SegmentPolicy.up_to(capabilities.max_segment_s))
+    feeder = Feeder(lambda _number: readers, read_ahead(capabilities.max_batch), bell, recorder)
     feeder.start()
     yield Scheduler(engine, capabilities, 1, events.append, feeder, recorder)
     engine.close()
