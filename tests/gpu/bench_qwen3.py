@@ -47,33 +47,29 @@ FILE_TOKENS = 90
 Figures = dict[str, float | str]
 
 
-def build(folder: Path, size: str, device: str, dtype: torch.dtype) -> None:
+def published_config(size: str) -> dict[str, Any]:
+    """Arguments of ``Qwen3ASRConfig``, with the ids of the tests' tokenizer."""
     audio, text, vocabulary = SIZES[size]
-    tokenizer = byte_tokenizer()
-    ids = tokenizer.convert_tokens_to_ids
-    config = hugging.Qwen3ASRConfig(
-        audio_config=dict(
-            zip(
-                ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "downsample_hidden_size"),
-                audio,
-                strict=True,
-            ),
-            model_type="qwen3_asr_encoder",
-            output_dim=text[0],
-        ),
-        text_config=dict(
-            zip(
-                (
-                    "hidden_size",
-                    "intermediate_size",
-                    "num_hidden_layers",
-                    "num_attention_heads",
-                    "num_key_value_heads",
-                    "head_dim",
-                ),
-                text,
-                strict=True,
-            ),
+    ids = byte_tokenizer().convert_tokens_to_ids
+    audio_fields = (
+        "d_model",
+        "encoder_layers",
+        "encoder_attention_heads",
+        "encoder_ffn_dim",
+        "downsample_hidden_size",
+    )
+    text_fields = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    return {
+        "audio_config": dict(zip(audio_fields, audio, strict=True), model_type="qwen3_asr_encoder", output_dim=text[0]),
+        "text_config": dict(
+            zip(text_fields, text, strict=True),
             model_type="qwen3",
             vocab_size=vocabulary,
             max_position_embeddings=65_536,
@@ -83,18 +79,22 @@ def build(folder: Path, size: str, device: str, dtype: torch.dtype) -> None:
             eos_token_id=ids("<|im_end|>"),
             bos_token_id=None,
         ),
-        audio_token_id=ids("<|audio_pad|>"),
-        timestamp_token_id=ids("<timestamp>"),
-        pad_token_id=ids("<|endoftext|>"),
-        eos_token_id=[ids("<|endoftext|>"), ids("<|im_end|>")],
-        tie_word_embeddings=True,
-    )
+        "audio_token_id": ids("<|audio_pad|>"),
+        "timestamp_token_id": ids("<timestamp>"),
+        "pad_token_id": ids("<|endoftext|>"),
+        "eos_token_id": [ids("<|endoftext|>"), ids("<|im_end|>")],
+        "tie_word_embeddings": True,
+    }
+
+
+def build(folder: Path, size: str, device: str, dtype: torch.dtype) -> None:
+    config = hugging.Qwen3ASRConfig(**published_config(size))
     torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(dtype)
         model = hugging.Qwen3ASRForConditionalGeneration(config)
         torch.set_default_dtype(torch.float32)
-    save(model, tokenizer, folder)
+    save(model, byte_tokenizer(), folder)
 
 
 @functools.cache

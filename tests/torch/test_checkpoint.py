@@ -14,12 +14,15 @@ from shared.errors import ModelLoadFailed
 from tests.torch.checkpoints import to_original_layout
 from tests.torch.running import loaded, noise, transcribe
 from worker.engines.pair import PairEngine
-from worker.engines.qwen3.checkpoint import load_model, open_checkpoint
+from worker.engines.qwen3.checkpoint import open_checkpoint
 from worker.engines.qwen3.device import Device, free_bytes
 from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.weights import load_recogniser
 from worker.engines.registry import EngineOptions, create
 
 pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
 
 
 def silent(phase: str, fraction: float) -> None:
@@ -31,8 +34,7 @@ def test_original_layout_is_bit_equal(random_checkpoint: Path, tmp_path: Path) -
     new = open_checkpoint(str(random_checkpoint), silent)
     assert old.original_layout
     assert not new.original_layout
-    ours = load_model(old, dtype=torch.float32).state_dict()
-    theirs = load_model(new, dtype=torch.float32).state_dict()
+    ours, theirs = (load_recogniser(found, CPU, torch.float32, silent).state_dict() for found in (old, new))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 

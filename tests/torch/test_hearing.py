@@ -13,9 +13,10 @@ from tests.torch.running import Reference, noise
 from worker.engines.base import Audio
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
-from worker.engines.qwen3.checkpoint import load_model, open_checkpoint
+from worker.engines.qwen3.checkpoint import open_checkpoint
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.mel import LogMel
+from worker.engines.qwen3.weights import load_recogniser
 
 pytestmark = pytest.mark.torch
 
@@ -29,8 +30,12 @@ def mel() -> LogMel:
 
 @pytest.fixture(scope="module")
 def encoder(trained: Path) -> Encoder:
+    def silent(phase: str, fraction: float) -> None:
+        return None
+
     with torch.inference_mode():
-        return Encoder(load_model(open_checkpoint(str(trained), lambda *_: None), dtype=torch.float32))
+        checkpoint = open_checkpoint(str(trained), silent)
+        return Encoder(load_recogniser(checkpoint, torch.device("cpu"), torch.float32, silent))
 
 
 def buffer(clip: Audio) -> SampleBuffer:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module", params=["trained_reference", "random_reference"])
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     reference: Reference = request.getfixturevalue(request.param)
-    return Vocabulary(reference.processor.tokenizer)
+    return Vocabulary(reference.processor.tokenizer.backend_tokenizer)
 
 
 def tokens(v: Vocabulary, output: str) -> list[int]:
@@ -102,4 +102,4 @@ def test_any_tokens(vocabulary_1008: Vocabulary, ids: list[int], forced: bool) -
 
 @pytest.fixture(scope="module")
 def vocabulary_1008(trained_reference: Reference) -> Vocabulary:
-    return Vocabulary(trained_reference.processor.tokenizer)
+    return Vocabulary(trained_reference.processor.tokenizer.backend_tokenizer)

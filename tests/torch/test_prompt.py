@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module", params=["trained", "random_checkpoint"])
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     folder: Path = request.getfixturevalue(request.param)
-    return Vocabulary(hugging.AutoTokenizer.from_pretrained(folder))
+    return Vocabulary(hugging.AutoTokenizer.from_pretrained(folder).backend_tokenizer)
 
 
 CONTEXTS = ["", "Napscribe, Granian", "  two  spaces ", "\n\nlines\n", "Übung 東京 🎙️", "system\nlanguage None"]
@@ -28,7 +28,7 @@ CONTEXTS = ["", "Napscribe, Granian", "  two  spaces ", "\n\nlines\n", "Übung �
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("language", ["", "en", "yue", "fil"])
 def test_equal_to_the_processor(trained_reference: Reference, context: str, language: str) -> None:
-    vocabulary = Vocabulary(trained_reference.processor.tokenizer)
+    vocabulary = Vocabulary(trained_reference.processor.tokenizer.backend_tokenizer)
     theirs = trained_reference.processor.apply_transcription_request(
         audio=[noise(0.5)], language=NAMES.get(language), prompt=context or None
     )["input_ids"][0].tolist()
@@ -89,4 +89,4 @@ def test_encoding_is_lossless(trained_vocabulary: Vocabulary, text: str) -> None
 
 @pytest.fixture(scope="module")
 def trained_vocabulary(trained_reference: Reference) -> Vocabulary:
-    return Vocabulary(trained_reference.processor.tokenizer)
+    return Vocabulary(trained_reference.processor.tokenizer.backend_tokenizer)

@@ -22,7 +22,7 @@ from shared.pcm import SAMPLE_RATE
 from worker.engines.base import Audio, Report, WordTime
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
-from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
+from worker.engines.qwen3.checkpoint import load_aligner, load_tokenizer, open_checkpoint
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.mel import LogMel
@@ -44,7 +44,7 @@ class ForcedAligner:
     def __init__(self, name: str, device: Device, report: Report) -> None:
         checkpoint = open_checkpoint(name, report)
         with torch.inference_mode():
-            model = load_model(checkpoint, dtype=device.dtype, kind="aligner").to(device.where)
+            model = load_aligner(checkpoint, device.dtype).to(device.where)
             self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
             if self._vocabulary.timestamp is None:
                 raise ModelLoadFailed(

@@ -1,4 +1,4 @@
-"""From a folder or a hub id to weights that are surely the published ones, or an error that says what to do.
+"""From a folder or a hub id to a checkpoint that is surely a published one, or an error that says what to do.
 
 Two layouts exist. ``Qwen/Qwen3-ASR-*-hf`` is what transformers reads. The original one (``thinker_config`` in config.json)
 is read by transformers *without an error* into a model of random weights; here it is rewritten in memory. In both cases a
@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import tokenizers
 import torch
+from safetensors import SafetensorError
 
 from shared.errors import ModelLoadFailed
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
+from worker.engines.qwen3.config import ModelConfig, parse
 
 _MODEL_TYPE = "qwen3_asr"
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -31,7 +37,8 @@ _ORIGINAL_NAMES = {
     r"^thinker\.audio_tower\.": "model.audio_tower.",
     r"^thinker\.model\.": "model.language_model.",
 }
-_HEAD = {"asr": {r"^thinker\.lm_head\.": "lm_head."}, "aligner": {r"^thinker\.lm_head\.": "score."}}
+_ORIGINAL_HEAD = r"^thinker\.lm_head\."
+"""``lm_head`` of a recogniser, ``score`` of an aligner."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,11 @@ class Checkpoint:
     name: str
     """As the caller said it."""
     folder: Path
-    config: Any
-    """``transformers.Qwen3ASRConfig``."""
+    raw: dict[str, Any]
+    """``config.json`` in the words of the native layout."""
+    config: ModelConfig
+    eos: frozenset[int]
+    """Tokens that end a text, as the configuration and ``generation_config.json`` say."""
     original_layout: bool
 
 
@@ -59,32 +69,38 @@ def open_checkpoint(name: str, report: Report) -> Checkpoint:
             f"{name} is a checkpoint of type {raw.get('model_type')!r}, not Qwen3-ASR.",
             hint="Set NAPSCRIBE_MODEL to Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a local copy of one.",
         )
-    config = _config(_modern(raw) if original else raw, name)
+    raw = _modern(raw) if original else raw
+    try:
+        config = parse(raw)
+    except msgspec.ValidationError as error:
+        raise _not_understood(name, error) from error
     _require_known_shape(config, name)
-    return Checkpoint(name, folder, config, original)
+    return Checkpoint(name, folder, raw, config, _eos(folder, config), original)
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, kind: str = "asr") -> Any:
-    """The transformers model on the CPU, in evaluation mode, every weight from the file.
+def load_aligner(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """transformers' ``Qwen3ASRForTokenClassification`` on the CPU, in evaluation mode, every weight from the file.
 
-    ``kind`` is ``asr`` (``Qwen3ASRForConditionalGeneration``) or ``aligner`` (``Qwen3ASRForTokenClassification``).
     Raises ModelLoadFailed naming the keys where the file and the model disagree.
     """
-    import transformers
-    from safetensors import SafetensorError
-
-    hugging: Any = transformers
-    hugging.utils.logging.disable_progress_bar()
-    classes: dict[str, Any] = {
-        "asr": hugging.Qwen3ASRForConditionalGeneration,
-        "aligner": hugging.Qwen3ASRForTokenClassification,
-    }
-    # ``None`` and an empty mapping are different things to transformers, so the argument is left out where it is not needed.
-    extra = {"key_mapping": _ORIGINAL_NAMES | _HEAD[kind]} if checkpoint.original_layout else {}
     try:
-        model, info = classes[kind].from_pretrained(
+        import transformers
+
+        hugging: Any = transformers
+        config, kind = hugging.Qwen3ASRConfig.from_dict(checkpoint.raw), hugging.Qwen3ASRForTokenClassification
+    except (ImportError, AttributeError) as error:
+        raise ModelLoadFailed(
+            "The forced aligner needs transformers 5.15 or later.", hint="Install it: pip install 'napscribe[qwen]'."
+        ) from error
+    except (TypeError, ValueError, KeyError) as error:
+        raise _not_understood(checkpoint.name, error) from error
+    hugging.utils.logging.disable_progress_bar()
+    # ``None`` and an empty mapping are different things to transformers, so the argument is left out where it is not needed.
+    extra = {"key_mapping": _ORIGINAL_NAMES | {_ORIGINAL_HEAD: "score."}} if checkpoint.original_layout else {}
+    try:
+        model, info = kind.from_pretrained(
             checkpoint.folder,
-            config=checkpoint.config,
+            config=config,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=True,
@@ -94,26 +110,48 @@ def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, kind: str = "asr")
             **extra,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelLoadFailed(
-            f"The weights in {checkpoint.folder} could not be read: {_first_line(error)}",
-            hint="Delete the folder and download the checkpoint again; a copy that was cut short looks like this.",
-        ) from error
-    _require_complete(info, checkpoint)
-    model.eval()
-    return model
+        raise damaged(checkpoint, error) from error
+    keys = {
+        what: [key[0] if isinstance(key, tuple) else key for key in info.get(f"{what}_keys") or ()]
+        for what in ("missing", "unexpected", "mismatched")
+    }
+    require_complete(checkpoint, missing=keys["missing"], unexpected=keys["unexpected"], misshaped=keys["mismatched"])
+    return model.eval()
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """The tokenizer beside the weights. Raises ModelLoadFailed if there is none."""
-    import transformers
+def original_name(name: str) -> str:
+    """A recogniser's weight of the original layout as the native one calls it."""
+    for pattern, now in (_ORIGINAL_NAMES | {_ORIGINAL_HEAD: "lm_head."}).items():
+        name, found = re.subn(pattern, now, name)
+        if found:
+            break
+    return name
 
+
+def load_tokenizer(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    """The tokenizer beside the weights. Raises ModelLoadFailed if there is none.
+
+    ``tokenizer.json`` is complete in itself. The original layout has the parts that it is made of, which transformers
+    knows how to put together.
+    """
+    path = checkpoint.folder / "tokenizer.json"
     try:
-        return transformers.AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else None
+        if tokenizer is None or tokenizer.token_to_id("<asr_text>") is None:
+            import transformers
+
+            hugging: Any = transformers
+            tokenizer = hugging.AutoTokenizer.from_pretrained(
+                checkpoint.folder, local_files_only=True
+            ).backend_tokenizer
+    except Exception as error:  # tokenizers raises no narrower one
         raise ModelLoadFailed(
             f"The tokenizer in {checkpoint.folder} could not be read: {_first_line(error)}",
             hint="The folder needs tokenizer.json (or vocab.json and merges.txt) and tokenizer_config.json.",
         ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _resolve(name: str, report: Report) -> Path:
@@ -168,14 +206,21 @@ def _progress(report: Report) -> Any:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        return _read_json(folder / "config.json")
     except FileNotFoundError as error:
         raise ModelLoadFailed(
             f"There is no config.json in {folder}.",
             hint="Give the folder that holds config.json, model.safetensors and tokenizer.json.",
         ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Raises ModelLoadFailed, FileNotFoundError."""
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:
         raise ModelLoadFailed(f"{path} is not readable JSON.", hint="Download the checkpoint again.") from error
     if not isinstance(raw, dict):
@@ -207,23 +252,23 @@ def _modern(raw: dict[str, Any]) -> dict[str, Any]:
     return modern
 
 
-def _config(raw: dict[str, Any], name: str) -> Any:
-    try:
-        import transformers
-
-        return transformers.Qwen3ASRConfig.from_dict(raw)
-    except (ImportError, AttributeError) as error:
-        raise ModelLoadFailed(
-            "Qwen3-ASR needs transformers 5.15 or later.", hint="Install it: pip install 'napscribe[qwen]'."
-        ) from error
-    except (TypeError, ValueError, KeyError) as error:
-        raise ModelLoadFailed(
-            f"The configuration of {name} is not understood: {_first_line(error)}",
-            hint="Use Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a checkpoint of the same architecture.",
-        ) from error
+def _eos(folder: Path, config: ModelConfig) -> frozenset[int]:
+    generation: dict[str, Any] = {}
+    path = folder / "generation_config.json"
+    if path.is_file():
+        generation = _read_json(path)
+    said = (generation.get("eos_token_id"), config.eos_token_id)
+    return frozenset(n for ids in said if ids is not None for n in ([ids] if isinstance(ids, int) else ids))
 
 
-def _require_known_shape(config: Any, name: str) -> None:
+def _not_understood(name: str, error: Exception) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"The configuration of {name} is not understood: {_first_line(error)}",
+        hint="Use Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a checkpoint of the same architecture.",
+    )
+
+
+def _require_known_shape(config: ModelConfig, name: str) -> None:
     """Our forward passes are written for the published architecture; anything else would be silently wrong."""
     audio, text = config.audio_config, config.text_config
     wanted = {
@@ -232,9 +277,9 @@ def _require_known_shape(config: Any, name: str) -> None:
         "audio num_mel_bins": (audio.num_mel_bins, geometry.MELS),
         "audio activation_function": (audio.activation_function, "gelu"),
         "text hidden_act": (text.hidden_act, "silu"),
-        "text attention_bias": (bool(text.attention_bias), False),
+        "text attention_bias": (text.attention_bias, False),
         "text rope_type": (text.rope_parameters.get("rope_type", "default"), "default"),
-        "text sliding window": (bool(text.use_sliding_window), False),
+        "text sliding window": (text.use_sliding_window, False),
     }
     wrong = [
         f"{what} is {found!r}, not {expected!r}" for what, (found, expected) in wanted.items() if found != expected
@@ -246,22 +291,29 @@ def _require_known_shape(config: Any, name: str) -> None:
         )
 
 
-def _require_complete(info: dict[str, Any], checkpoint: Checkpoint) -> None:
+def require_complete(
+    checkpoint: Checkpoint, *, missing: Sequence[str], unexpected: Sequence[str], misshaped: Sequence[str]
+) -> None:
+    """Raises ModelLoadFailed with the names of weights that are not as the configuration says."""
     faults = []
-    for what, word in (
-        ("missing_keys", "missing"),
-        ("unexpected_keys", "unexpected"),
-        ("mismatched_keys", "mis-shaped"),
-    ):
-        keys = sorted(str(key[0]) if isinstance(key, tuple) else str(key) for key in info.get(what) or ())
+    for word, keys in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped)):
         if keys:
+            shown = sorted(keys)[:_SHOWN_KEYS]
             more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
-            faults.append(f"{word}: {', '.join(keys[:_SHOWN_KEYS])}{more}")
+            faults.append(f"{word}: {', '.join(shown)}{more}")
     if faults:
         raise ModelLoadFailed(
             f"The weights in {checkpoint.folder} do not fit their configuration ({'; '.join(faults)}).",
             hint="Nothing was loaded, because the model would be partly random. Download the checkpoint again.",
         )
+
+
+def damaged(checkpoint: Checkpoint, error: Exception) -> ModelLoadFailed:
+    """Weights that no program could read."""
+    return ModelLoadFailed(
+        f"The weights in {checkpoint.folder} could not be read: {_first_line(error)}",
+        hint="Delete the folder and download the checkpoint again; a copy that was cut short looks like this.",
+    )
 
 
 def _first_line(error: BaseException) -> str:

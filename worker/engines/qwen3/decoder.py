@@ -19,7 +19,9 @@ from torch import Tensor
 
 from worker.engines.qwen3 import kernels
 from worker.engines.qwen3.arithmetic import Arithmetic, HeadShape, LayerWeights, PlainArithmetic
+from worker.engines.qwen3.config import TextConfig
 from worker.engines.qwen3.layout import Layout
+from worker.engines.qwen3.weights import TextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,13 @@ class TextShape:
     rope_theta: float
 
     @classmethod
-    def of(cls, config: Any) -> TextShape:
-        """From transformers' ``Qwen3Config``."""
+    def of(cls, config: TextConfig) -> TextShape:
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            head_dim=config.head_dim,
             vocabulary=config.vocab_size,
             eps=config.rms_norm_eps,
             rope_theta=config.rope_parameters["rope_theta"],
@@ -55,10 +56,10 @@ class TextShape:
 class Decoder:
     """Text model with ``slots`` slots of ``length`` positions; the last position of each is scratch.
 
-    Takes the weights out of ``model`` (a transformers ``Qwen3Model``), which is of no use afterwards.
+    Takes the weights out of ``model``, which is of no use afterwards.
     """
 
-    def __init__(self, model: Any, head: Tensor, *, slots: int, length: int) -> None:
+    def __init__(self, model: TextModel, head: Tensor, *, slots: int, length: int) -> None:
         self.shape = TextShape.of(model.config)
         self.slots = slots
         self.length = length
@@ -123,7 +124,7 @@ def _rotary_tables(shape: TextShape, length: int, device: torch.device, dtype: t
 
 
 def _take_weights(layer: Any, shape: TextShape) -> LayerWeights:
-    """Move a transformers layer's weights into one of ours; what was fused is dropped there, so memory does not double."""
+    """Move a layer's weights into one of ours; what was fused is dropped there, so memory does not double."""
     attention, mlp = layer.self_attn, layer.mlp
     taken = LayerWeights(
         before_attention=layer.input_layernorm.weight,

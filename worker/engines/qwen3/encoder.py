@@ -1,4 +1,4 @@
-"""The audio encoder's forward pass over transformers' weights, in groups of windows of 8 s, so that memory is bounded.
+"""The audio encoder's forward pass, in groups of windows of 8 s, so that memory is bounded.
 
 A window's embeddings depend on that window's features alone. Its seconds pass the convolutions each by itself; then the tokens
 of all windows of a group stand behind each other in one line without padding, and attend inside their own window. No length
@@ -28,7 +28,7 @@ _CHUNKS_A_WINDOW = geometry.WINDOW_FRAMES // geometry.CHUNK_FRAMES
 
 
 class Encoder:
-    """Audio tower and projector of a loaded model. ``encoded`` counts windows, for tests and for ``/api/ps``."""
+    """Audio tower and projector of a loaded model, ours or transformers'. ``encoded`` counts windows, for tests and for ``/api/ps``."""
 
     def __init__(self, model: Any, *, chunks_at_once: int | None = None) -> None:
         tower = model.model.audio_tower

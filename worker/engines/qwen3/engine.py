@@ -33,7 +33,7 @@ from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
 from worker.engines.qwen3.aligner import ForcedAligner
 from worker.engines.qwen3.catch_up import CatchUp, seat
-from worker.engines.qwen3.checkpoint import load_model, load_tokenizer, open_checkpoint
+from worker.engines.qwen3.checkpoint import load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.forward import LINES, Forward
@@ -43,6 +43,7 @@ from worker.engines.qwen3.sampling import LogitsToTokens, greedy, sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
 from worker.engines.qwen3.vocabulary import Vocabulary
+from worker.engines.qwen3.weights import Recogniser, load_recogniser
 from worker.engines.qwen3.words import prepare
 
 MAX_SEGMENT_S = 30.0
@@ -115,12 +116,11 @@ class Qwen3Engine:
         checkpoint = open_checkpoint(self._model_name, report)
         report("loading", 0.1)
         with devices.typed_out_of_memory("loading the weights"):
-            model = load_model(checkpoint, dtype=self._device.dtype)
-            report("loading", 0.7)
+            model = load_recogniser(checkpoint, self._device.where, self._device.dtype, report)
+            report("loading", 0.8)
             self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
-            model = model.to(self._device.where)
             report("loading", 0.9)
-            self._eos = _eos_ids(model, self._vocabulary)
+            self._eos = checkpoint.eos | {self._vocabulary.turn_end, self._vocabulary.end_of_text}
             self.encoder = Encoder(model)
             self._slots = self._count_slots(model)
             self.decoder = Decoder(
@@ -135,10 +135,10 @@ class Qwen3Engine:
         self._warm_up(report)
         return self._capabilities()
 
-    def _count_slots(self, model: torch.nn.Module) -> int:
+    def _count_slots(self, model: Recogniser) -> int:
         kind = self._device.where.type
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        shape = TextShape.of(model.config.text_config)  # type: ignore[union-attr]
+        shape = TextShape.of(model.config.text_config)
         bound_mb, share = self._gpu_memory
         room = devices.free_bytes(self._device, bound_mb=bound_mb, held=weights, share=share)
         affordable = room // shape.slot_bytes(self._slot_length, self._device.dtype)
@@ -414,11 +414,3 @@ def _too_long() -> AudioTooLong:
         "The segment does not fit into the model's context.",
         hint=f"Segments are at most {MAX_SEGMENT_S:.0f} s; a shorter prompt leaves more room.",
     )
-
-
-def _eos_ids(model: object, vocabulary: Vocabulary) -> frozenset[int]:
-    ids = {vocabulary.turn_end, vocabulary.end_of_text}
-    for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
-        found = getattr(config, "eos_token_id", None)
-        ids |= set(found) if isinstance(found, (list, tuple)) else {found} if isinstance(found, int) else set()
-    return frozenset(ids)

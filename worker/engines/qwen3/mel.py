@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from worker.engines.qwen3 import geometry
 _TINY = 1e-10
 _ROWS_ROUNDED = 8
 _LENGTH_ROUNDED = 16_000
+_RATE, _HIGHEST_HZ = 16_000, 8_000.0
+_BREAK_HZ, _HZ_A_MEL, _LOG_STEP = 1_000.0, 200.0 / 3.0, float(np.log(6.4)) / 27.0
+"""Slaney's scale."""
 _RANGE = 8.0
 """Of log10 power: 80 dB."""
 
@@ -38,19 +42,8 @@ class LogMel:
     """Filter bank and window on the device; samples pass through pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
-        from transformers.audio_utils import mel_filter_bank
-
-        bank = mel_filter_bank(
-            num_frequency_bins=1 + geometry.FFT // 2,
-            num_mel_filters=geometry.MELS,
-            min_frequency=0.0,
-            max_frequency=8000.0,
-            sampling_rate=16_000,
-            norm="slaney",
-            mel_scale="slaney",
-        )
         self._device = device
-        self._bank = torch.from_numpy(np.ascontiguousarray(bank.T)).to(device, torch.float32)
+        self._bank = torch.from_numpy(mel_bank()).to(device, torch.float32)
         self._window = torch.hann_window(geometry.FFT, device=device)
 
     def __call__(self, clips: Sequence[Audio], frames: Sequence[int], loudest: Sequence[Tensor | None]) -> MelBatch:
@@ -95,3 +88,28 @@ class LogMel:
         for row, clip in zip(host, clips, strict=False):
             row[: len(clip)] = clip
         return batch.to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
+
+
+def mel_bank() -> npt.NDArray[np.float64]:
+    """Shape ``(128, 201)``: triangles of equal area, equally far apart on Slaney's scale (M. Slaney, Auditory Toolbox, 1998),
+    which is linear up to 1 kHz and logarithmic above."""
+    edges = _hertz(np.linspace(_mel(0.0), _mel(_HIGHEST_HZ), geometry.MELS + 2))
+    bins = np.linspace(0.0, _RATE // 2, 1 + geometry.FFT // 2)
+    slopes = edges[:, None] - bins
+    widths = np.diff(edges)[:, None]
+    rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
+    area = 2.0 / (edges[2:] - edges[:-2])
+    bank: npt.NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling)) * area[:, None]
+    return bank
+
+
+def _mel(hertz: float) -> float:
+    if hertz < _BREAK_HZ:
+        return hertz / _HZ_A_MEL
+    return _BREAK_HZ / _HZ_A_MEL + float(np.log(hertz / _BREAK_HZ)) / _LOG_STEP
+
+
+def _hertz(mels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    turn = _BREAK_HZ / _HZ_A_MEL
+    above: npt.NDArray[np.float64] = _BREAK_HZ * np.exp(_LOG_STEP * (mels - turn))
+    return np.where(mels < turn, _HZ_A_MEL * mels, above)

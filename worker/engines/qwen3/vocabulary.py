@@ -6,7 +6,7 @@ character cannot be decoded at all. A table of bytes per token can.
 
 from __future__ import annotations
 
-from typing import Any
+import tokenizers
 
 from shared.errors import ModelLoadFailed
 
@@ -27,9 +27,9 @@ _SYMBOLS = _symbol_bytes()
 class Vocabulary:
     """A checkpoint's tokenizer, with the ids that the prompt and the parser need."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._added: dict[int, str] = {int(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
+        self._added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
         by_text = {text: i for i, text in self._added.items()}
         names = ("<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<asr_text>")
         absent = [name for name in names if name not in by_text]
@@ -50,7 +50,7 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """Tokens of plain text. Markup of the model inside ``text`` is taken out first, so nobody can speak for the system."""
         clean = self.without_markup(text)
-        ids: list[int] = self._tokenizer.encode(clean, add_special_tokens=False) if clean else []
+        ids = self._tokenizer.encode(clean, add_special_tokens=False).ids if clean else []
         return [i for i in ids if i not in self._added]
 
     def without_markup(self, text: str) -> str:
@@ -75,5 +75,5 @@ class Vocabulary:
     def _look_up(self, token: int) -> bytes:
         if token in self._added:
             return b""
-        symbols = self._tokenizer.convert_ids_to_tokens(token)
+        symbols = self._tokenizer.id_to_token(token)
         return bytes(_SYMBOLS[char] for char in symbols) if symbols else b""
