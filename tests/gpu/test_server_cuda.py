@@ -6,16 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.clients.pace import s16
 from tests.clients.test_live_native import talking
 from tests.process.test_qwen3 import LONG, TINY, WAVES, killed_in_mid_stream, said
 from tests.server import Server, events_of, serving
-from tests.speech import silence, wav
+from tests.speech import silence, wav, word_errors
+from worker.cores import usable_cores
 
 torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
 pytestmark = [
@@ -25,10 +28,17 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+LONG_TEXT = " ".join([said(LONG)] * 20)
 MIB = 2**20
 BUDGET_MIB = 4_096
 SLACK_MIB = 300
 """Others may be on the card, and the driver keeps a little for itself."""
+
+
+def differs(text: str) -> float:
+    """Share of words that are not LONG_TEXT's. Not zero: a word here and there depends on the segment around it, and bf16 rounds by
+    the company that a row has in its batch."""
+    return word_errors(LONG_TEXT, text) / len(LONG_TEXT.split())
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +81,7 @@ async def test_a_call_beside_a_file(server: Server, tmp_path: Path) -> None:
         await talk.close()
     assert talk.text == said(short)
     assert "".join(event["text"] for event in talk.of("delta")) == talk.text
-    assert (await file).json()["text"] == " ".join([said(LONG)] * 20)
+    assert differs((await file).json()["text"]) < 0.03
 
 
 def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
@@ -80,7 +90,7 @@ def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) ->
     path = tmp_path / "long.wav"
     path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 20)))
     text = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12)
-    assert text == " ".join([said(LONG)] * 20)
+    assert differs(text) < 0.03
 
 
 async def test_a_call_survives_its_worker(server: Server) -> None:
@@ -109,3 +119,19 @@ def test_an_idle_server_has_nothing_on_the_card() -> None:
         assert free_mib() < before - SLACK_MIB
         server.until(lambda: server.worker["state"] == "stopped", "the worker leaves")
         assert free_mib() >= before - SLACK_MIB
+
+
+def test_many_files_are_read_in_processes_beside_the_engine(server: Server, tmp_path: Path) -> None:
+    """Which the worker takes with it when it goes."""
+    from tests.torch.running import read_audio
+
+    path = tmp_path / "long.wav"
+    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 20)))
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _n: server.transcribe(path, language="en"), range(6)))
+    assert all(differs(answer.json()["text"]) < 0.03 for answer in answers)
+    children = psutil.Process(server.worker_pid()).children()
+    assert bool(children) == (usable_cores() >= 4)
+    os.kill(server.worker_pid(), signal.SIGKILL)
+    _gone, alive = psutil.wait_procs(children, 10)
+    assert not alive
