@@ -139,7 +139,7 @@ def _progress(engine: Qwen3Engine, sounds: dict[str, Audio], lane: Lane) -> tupl
 def test_joining_files_take_at_most_every_second_step_from_a_better_lane(
     trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engines.qwen3.engine.GROUP_POSITIONS", {"cpu": 1})
+    monkeypatch.setattr("worker.engines.qwen3.turns.GROUP_POSITIONS", {"cpu": 1})
     progress, files = _progress(trained_engine, sounds, Lane.INTERACTIVE)
     assert sum(row.kv > 0 for row in files) == 3
     assert all(sum(pair) >= 1 for pair in pairwise(progress)), progress
@@ -179,7 +179,7 @@ def test_beside_an_idle_call_files_are_heard_and_filled_in_steps_of_their_own(
 def test_files_move_on_under_calls_without_end(
     trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engines.qwen3.engine.PATIENCE", 5)
+    monkeypatch.setattr("worker.engines.qwen3.turns.PATIENCE", 5)
     wave = next(w for w in WAVES if w.stem == "flite-awb")
     file = start(trained_engine, sounds[wave.stem], "file", language="en")
     call = start(trained_engine, sounds["pico-en-us"], "call", Lane.LIVE, language="en")
@@ -203,9 +203,9 @@ def test_exact_times_of_files_wait_for_calls(
     trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Aligning is a pass of its own; calls with work go before it, up to a limit."""
-    monkeypatch.setattr(trained_engine, "_aligner_name", "none that is asked")
-    monkeypatch.setattr(trained_engine, "_align", lambda _row, _text: ())
-    monkeypatch.setattr("worker.engines.qwen3.engine.PATIENCE", 3)
+    monkeypatch.setattr(trained_engine._exact_times, "_name", "none that is asked")
+    monkeypatch.setattr(trained_engine._exact_times, "of", lambda _row, _text: ())
+    monkeypatch.setattr("worker.engines.qwen3.turns.PATIENCE", 3)
     file = start(trained_engine, sounds["flite-awb"], "file", language="en", words=True)
     while not file.done:
         trained_engine.step([file], 0)
@@ -221,7 +221,7 @@ def test_exact_times_of_files_wait_for_calls(
 def test_some_files_go_on_beside_calls(
     trained_engine: Qwen3Engine, sounds: dict[str, Audio], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engines.qwen3.engine.RIDERS_BESIDE_CALLS", 2)
+    monkeypatch.setattr("worker.engines.qwen3.turns.RIDERS_BESIDE_CALLS", 2)
     files = [start(trained_engine, sounds["flite-awb"], f"f{n}", language="en") for n in range(3)]
     while any(row.behind for row in files):
         trained_engine.step(files, 0)

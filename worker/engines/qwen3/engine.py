@@ -2,8 +2,7 @@
 
 A step is one pass that *catches up* a few rows (encode new sound, fill the slot, verify a draft, first new token); rows that
 need just their next token ride along. Where no row is behind, the step is theirs alone. Nothing else happens, so a step is
-bounded by the size of a group, and a neighbour never waits for more than one. Calls wait for no work of files but the step
-that runs, and while there are calls, such a step is small.
+bounded by the size of a group, and a neighbour never waits for more than one. Who is in a step, ``turns`` says.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError, Unsupported
+from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError
 from shared.journal import log
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
@@ -27,24 +26,22 @@ from worker.engines.base import (
     Report,
     SequenceFailed,
     SequenceRequest,
-    WordTime,
 )
 from worker.engines.qwen3 import device as devices
-from worker.engines.qwen3.aligner import LANGUAGES as ALIGNED
-from worker.engines.qwen3.aligner import ForcedAligner
 from worker.engines.qwen3.catch_up import CatchUp, seat
 from worker.engines.qwen3.checkpoint import load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
-from worker.engines.qwen3.forward import LINES, Forward
+from worker.engines.qwen3.exact_times import ExactTimes
+from worker.engines.qwen3.forward import Forward
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.passes import Passes
 from worker.engines.qwen3.sampling import LogitsToTokens, greedy, sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
+from worker.engines.qwen3.turns import Turn, Turns
 from worker.engines.qwen3.vocabulary import Vocabulary
 from worker.engines.qwen3.weights import Recogniser, load_recogniser
-from worker.engines.qwen3.words import prepare
 
 MAX_SEGMENT_S = 30.0
 SLOT_LENGTH = 1280
@@ -52,16 +49,6 @@ SLOT_LENGTH = 1280
 MIN_ANSWER = 16
 """Positions that must be left for text, or the sound does not fit."""
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
-GROUP_POSITIONS = {"cuda": 8192, "cpu": 1024}
-"""Positions of rows that one step catches up at most (but always one row)."""
-GROUP_POSITIONS_OF_CALLS = {"cuda": LINES[-1], "cpu": 1024}
-"""The same for calls: what is recorded."""
-GROUP_POSITIONS_BESIDE_CALLS = {"cuda": 512, "cpu": 512}
-"""The same for files while there are calls, which may have to wait for it: a segment or two, some 5 ms on an H100."""
-PATIENCE = 64
-"""Steps of calls in a row, after which files that wait get half of a small one: under calls without end, they still move on."""
-RIDERS_BESIDE_CALLS = 8
-"""Rows of files that get their next token in a step of calls: they cost it next to nothing."""
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -98,11 +85,6 @@ class Qwen3Engine:
         self._slot_length = slot_length
         self._graphs = graphs
         self._aligner_name = aligner
-        self._aligner: ForcedAligner | None = None
-        self._aligned = ALIGNED
-        self._last_was_catch_up = False
-        self._passed_over = 0
-        """Steps in a row in which files waited for calls."""
         self.logits_hook: LogitsHook | None = None
         """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
 
@@ -129,6 +111,8 @@ class Qwen3Engine:
         self._mel = LogMel(self._device.where)
         self._forward = Forward(self.decoder)
         self._table = SlotTable(self._slots)
+        self._turns = Turns(self._device.where.type)
+        self._exact_times = ExactTimes(self._aligner_name, self._device)
         self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._forward, self._vocabulary)
         self._passes = Passes(self._device, self._catch_up, self._chooser, self._advance, self._fail)
         self._generator = torch.Generator(self._device.where)
@@ -198,8 +182,18 @@ class Qwen3Engine:
 
     def close(self) -> None:
         """Drop weights, slots and graphs."""
-        self._aligner = None
-        for name in ("encoder", "decoder", "_mel", "_forward", "_table", "_catch_up", "_passes", "_vocabulary"):
+        parts = (
+            "encoder",
+            "decoder",
+            "_mel",
+            "_forward",
+            "_table",
+            "_catch_up",
+            "_passes",
+            "_vocabulary",
+            "_exact_times",
+        )
+        for name in parts:
             self.__dict__.pop(name, None)
         if hasattr(self, "_device"):
             devices.release_cached(self._device)
@@ -256,11 +250,8 @@ class Qwen3Engine:
         """See the contract. Rows beyond the free slots wait; ``deadline_ns`` is not needed, because live rows go first."""
         devices.claim_threads(self._device)
         mine = [row for row in map(_own, rows) if row.ready]
-        calls = any(row.lane is Lane.LIVE and not row.done for row in mine)
-        calls_first = calls and self._passed_over < PATIENCE
+        calls_first = self._turns.calls_first(mine)
         events = self._end_all([row for row in mine if row.done], calls_first)
-        waiting = any(row.lane is not Lane.LIVE and not row.closed and (row.done or row.behind) for row in mine)
-        self._passed_over = self._passed_over + 1 if calls_first and waiting else 0
         seated = [row for row in mine if not (row.closed or row.done) and self._table.seat(row)]
         behind: list[Qwen3Sequence] = []
         current: list[Qwen3Sequence] = []
@@ -268,29 +259,22 @@ class Qwen3Engine:
             # A seat may have been taken from a row of a lower lane since.
             if row.slot is not None:
                 (behind if row.behind else current).append(row)
-        if calls and not calls_first:
-            behind = [row for row in behind if row.lane is not Lane.LIVE] or behind
-        if behind and self._catch_up_first(behind, current, calls_first):
-            self._last_was_catch_up = True
-            events += self._catch_up_some(behind, current)
-        elif current:
-            self._last_was_catch_up = False
-            events += self._passes.run([], _riders(current, current[0].lane), current)
+        if behind or current:
+            turn = self._turns.next(behind, current, calls_first=calls_first, calls_seated=bool(self._table.calls))
+            events += self._take(turn, current)
         return events
 
-    def _catch_up_some(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence]) -> list[EngineEvent]:
-        """One pass for the first of ``behind``. Files beside calls: half of one, because calls may have to wait for it."""
-        lane = behind[0].lane
+    def _take(self, turn: Turn, current: list[Qwen3Sequence]) -> list[EngineEvent]:
+        """One pass. Files beside calls: half of one, because calls may have to wait for it."""
         events: list[EngineEvent] = []
-        riders = _riders(current, lane)
-        group = [row for row in self._group(behind, len(riders)) if self._fits(row, events)]
-        if lane is not Lane.LIVE and self._table.calls and group:
+        group = [row for row in turn.group if self._fits(row, events)]
+        if turn.files_beside_calls and group:
             heard = [row for row in group if not row.audio_due]
             if not heard:
                 return events + self._passes.listen(group)
             group = heard
-        if group or riders:
-            events += self._passes.run(group, riders, current)
+        if group or turn.riders:
+            events += self._passes.run(group, turn.riders, current)
         return events
 
     def _fits(self, row: Qwen3Sequence, events: list[EngineEvent]) -> bool:
@@ -299,29 +283,6 @@ class Qwen3Engine:
             events.append(self._fail(row, _too_long()))
             return False
         return True
-
-    def _catch_up_first(self, behind: list[Qwen3Sequence], current: list[Qwen3Sequence], calls_first: bool) -> bool:
-        """New rows join as early as they can, but a row of a lower lane takes at most every second step from a higher, and
-        one of many from calls."""
-        if not current or behind[0].lane <= current[0].lane:
-            return True
-        if current[0].lane is Lane.LIVE:
-            return not calls_first
-        return not self._last_was_catch_up
-
-    def _group(self, behind: list[Qwen3Sequence], riders: int) -> list[Qwen3Sequence]:
-        """Rows that are computed together with the first, in order: calls among themselves, and not too much in all."""
-        live = behind[0].lane is Lane.LIVE
-        beside = GROUP_POSITIONS_BESIDE_CALLS if self._table.calls else GROUP_POSITIONS
-        bound = (GROUP_POSITIONS_OF_CALLS if live else beside).get(self._device.where.type, 1024)
-        group: list[Qwen3Sequence] = []
-        total = riders
-        for row in behind:
-            total += row.cost()
-            if group and ((row.lane is Lane.LIVE) != live or total > bound):
-                break
-            group.append(row)
-        return group
 
     def _chooser(self, rows: Sequence[Qwen3Sequence]) -> LogitsToTokens | None:
         """How tokens of these rows are chosen: None for plain greedy, which may run as a graph."""
@@ -350,7 +311,7 @@ class Qwen3Engine:
             for token, score in zip(ids, scores, strict=True):
                 if not row.settled:
                     row.accept(token, score, self.decoder.scratch)
-            if row.done and not self._wants_alignment(row):
+            if row.done and not self._exact_times.wanted(row):
                 events.append(self._end(row))
             elif row.request.partials and (text := row.news()) is not None:
                 events.append(Hypothesis(row, text))
@@ -359,32 +320,14 @@ class Qwen3Engine:
     def _end_all(self, done: list[Qwen3Sequence], calls_first: bool) -> list[EngineEvent]:
         """Finals of complete rows; of those that want exact times, one a step, because each is a pass of its own. Files wait with
         that for calls that have work."""
-        waiting = [row for row in done if self._wants_alignment(row)]
+        waiting = [row for row in done if self._exact_times.wanted(row)]
         first = next((row for row in waiting if row.lane is Lane.LIVE or not calls_first), None)
         return [self._end(row) for row in done if row is first or row not in waiting]
 
-    def _wants_alignment(self, row: Qwen3Sequence) -> bool:
-        return bool(self._aligner_name and row.request.words and row.language in self._aligned and row.text)
-
-    def _align(self, row: Qwen3Sequence, text: str) -> tuple[WordTime, ...]:
-        """Exact times, or none where the aligner fails: words without exact times are worth more than an error."""
-        try:
-            prepare(row.language)
-            if self._aligner is None:
-                self._aligner = ForcedAligner(self._aligner_name, self._device, lambda phase, fraction: None)
-            return self._aligner.align(row.samples.all(), text, row.language)
-        except (NapscribeError, RuntimeError) as error:
-            log("alignment_failed", level="warning", error=type(error).__name__, message=str(error)[:300])
-            if isinstance(error, ModelLoadFailed):
-                self._aligner_name = ""
-            elif isinstance(error, Unsupported):
-                self._aligned -= {row.language}
-            return ()
-
     def _end(self, row: Qwen3Sequence) -> EngineEvent:
         final = row.final()
-        if self._wants_alignment(row):
-            final = replace(final, words=self._align(row, final.text))
+        if self._exact_times.wanted(row):
+            final = replace(final, words=self._exact_times.of(row, final.text))
         self._table.release(row)
         row.forget()
         return final
@@ -393,14 +336,6 @@ class Qwen3Engine:
         self._table.release(row)
         row.forget()
         return SequenceFailed(row, error)
-
-
-def _riders(current: list[Qwen3Sequence], lane: Lane) -> list[Qwen3Sequence]:
-    """Of the rows that need one token, those that are in a step of this lane: not so many that they would delay calls."""
-    if lane is not Lane.LIVE:
-        return current
-    calls = [row for row in current if row.lane is Lane.LIVE]
-    return calls + [row for row in current if row.lane is not Lane.LIVE][:RIDERS_BESIDE_CALLS]
 
 
 def _own(sequence: EngineSequence) -> Qwen3Sequence:
