@@ -70,6 +70,7 @@ class LatencyLog:
             "request_id": final.request_id,
             "utterance": final.utterance,
             "cause": final.cause,
+            "finish_reason": final.finish_reason,
             "audio_ms": round(seconds(final.end_sample - final.start_sample) * 1e3),
             "windows": final.timings.windows,
             "revised": round(final.revised, 3),

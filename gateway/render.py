@@ -95,6 +95,11 @@ def languages(transcript: Transcript) -> list[dict[str, str]]:
     return [{"code": code} for code in heard or filter(None, [transcript.language])]
 
 
+def incomplete(transcript: Transcript) -> dict[str, str]:
+    """``finish_reason``, where a segment ended as a run-away: its text may lack something. Nothing otherwise."""
+    return {} if transcript.finish_reason == "stop" else {"finish_reason": transcript.finish_reason}
+
+
 def token_logprobs(segments: Iterable[SegmentDone]) -> list[dict[str, Any]]:
     """Log probabilities of the tokens in OpenAI's shape; ``bytes`` are those of the token in UTF-8."""
     return [
@@ -110,6 +115,7 @@ def _plain(transcript: Transcript, logprobs: bool) -> dict[str, Any]:
         body["languages"] = found
     if logprobs:
         body["logprobs"] = token_logprobs(transcript.segments)
+    body |= incomplete(transcript)
     body["usage"] = usage(transcript)
     return body
 
@@ -129,6 +135,7 @@ def _verbose(transcript: Transcript, granularities: Collection[str], temperature
         body["words"], estimated = _words(transcript)
         if estimated:
             body["timing"] = "estimated"
+    body |= incomplete(transcript)
     body["usage"] = usage(transcript)
     return body
 
@@ -152,6 +159,7 @@ def _segments(segments: Sequence[SegmentDone], temperature: float) -> list[dict[
                 "avg_logprob": _avg_logprob(segment),
                 "compression_ratio": _compression_ratio(text),
                 "no_speech_prob": 0.0,
+                "finish_reason": segment.finish_reason,
             }
         )
     return found

@@ -42,13 +42,16 @@ def done(
     usage: dict[str, Any] | None = None,
     languages: Sequence[dict[str, str]] = (),
     logprobs: Sequence[dict[str, Any]] | None = None,
+    finish_reason: str = "stop",
 ) -> bytes:
-    """The whole text. A field that is not known is left out: a null in its place ends some clients."""
+    """The whole text, and ``finish_reason`` where a segment of it ended as a run-away. A field that is not known is left out: a null in its place ends some clients."""
     event: dict[str, Any] = {"type": "transcript.text.done", "text": text}
     if logprobs:
         event["logprobs"] = logprobs
     if languages:
         event["languages"] = languages
+    if finish_reason != "stop":
+        event["finish_reason"] = finish_reason
     if usage:
         event["usage"] = usage
     return _data(event)

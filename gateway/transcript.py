@@ -30,6 +30,11 @@ class Transcript(msgspec.Struct, frozen=True):
         """The whole text, joined at every call."""
         return join_text(self.segments)
 
+    @property
+    def finish_reason(self) -> str:
+        """``stop``, or why the engine ended a segment before its sound did: ``repetition`` or ``length``."""
+        return next((found.finish_reason for found in self.segments if found.finish_reason != "stop"), "stop")
+
 
 class TextStream:
     """Append-only text out of the events of one file: every piece, concatenated, is ``join_text`` of its segments."""

@@ -120,5 +120,6 @@ class Transcriptions:
             usage=usage(transcript),
             languages=languages(transcript),
             logprobs=token_logprobs(job.segments) if logprobs else None,
+            finish_reason=transcript.finish_reason,
         )
         yield sse.DONE

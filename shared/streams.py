@@ -194,9 +194,12 @@ class UtteranceFinal(Message, frozen=True, tag="utterance_final"):
     """Everything before is dealt with: the next generation goes on here."""
     text: str
     words: tuple[Word, ...] = ()
+    estimated: bool = False
+    """The words' times are spread over the speech that was found, not heard."""
     language: str = ""
     avg_logprob: float | None = None
     finish_reason: str = "stop"
+    """``stop``, or why the engine ended before the sound did: ``repetition`` or ``length``."""
     cause: str = "silence"
     """Why it ended: ``silence``, ``length``, ``request`` or ``close``."""
     revised: float = 0.0

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 from shared.errors import NapscribeError
 from shared.messages import Delta, Event, FileDone, FileTimings, Lane, SegmentDone, TranscribeFile, Word
-from shared.pcm import SAMPLE_RATE, seconds
-from shared.scripts import separator
-from worker.engines.base import Audio, Engine, EngineSequence, Final, Hypothesis, SequenceRequest
-from worker.quiet import quiet_middle
+from shared.pcm import seconds
+from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
+from worker.pieces import Piece, mean, text_of
 from worker.rejoin import continued
 from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.segments import Segment
@@ -27,40 +26,6 @@ from worker.word_times import spread_words
 DEMOTE_SECONDS = 60.0
 """An interactive file that has had this much audio recognised is a batch: a two-hour upload that streams its answer must
 not stand in the way of short ones."""
-
-
-SPLIT_SECONDS = 4.0
-"""A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""
-MAX_DEPTH = 2
-"""How often a segment is cut in two: four pieces at the most."""
-SPLIT_SEARCH = 0.25
-"""The cut is looked for in this share of the audio on either side of its middle, where it is quietest for 100 ms."""
-
-
-@dataclass(slots=True)
-class Piece:
-    """A segment, or a part of one that the engine could not finish as a whole, with its sequence in the engine."""
-
-    audio: Audio
-    offset: int
-    """Of its first sample in the segment's audio."""
-    prefix: str = ""
-    depth: int = 0
-    sequence: EngineSequence | None = None
-    final: Final | None = None
-
-    def split(self) -> list[Piece]:
-        """Two pieces, cut where it is quietest near the middle, to be heard from their start.
-
-        Without a prefix: nobody knows how much of the sound it covers, and the first piece may be shorter than that.
-        """
-        cut = quiet_middle(self.audio, SPLIT_SEARCH)
-        first = Piece(self.audio[:cut], self.offset, "", self.depth + 1)
-        return [first, Piece(self.audio[cut:], self.offset + cut, "", self.depth + 1)]
-
-    @property
-    def worth_splitting(self) -> bool:
-        return self.depth < MAX_DEPTH and len(self.audio) >= SPLIT_SECONDS * SAMPLE_RATE
 
 
 @dataclass(slots=True)
@@ -77,14 +42,6 @@ class OpenSegment:
     @property
     def done(self) -> bool:
         return all(piece.final is not None for piece in self.pieces)
-
-    def texts(self) -> str:
-        """Of all pieces."""
-        text = ""
-        for piece in self.pieces:
-            part = piece.final.text if piece.final else ""
-            text += separator(text, part) + part
-        return text
 
 
 @dataclass(slots=True)
@@ -225,7 +182,7 @@ class FileJob:
 
     def _segment_done(self, entry: OpenSegment) -> SegmentDone:
         segment = entry.segment
-        text = entry.texts()
+        text = text_of(entry.pieces)
         finals = [piece.final for piece in entry.pieces if piece.final is not None]
         if len(entry.pieces) > 1 or not entry.emitted:
             text = continued(entry.emitted, collapse_word_runs(collapse_repetitions(text)).strip())
@@ -244,7 +201,7 @@ class FileJob:
             words=words,
             estimated=estimated,
             language=language,
-            avg_logprob=_mean([final.avg_logprob for final in finals]),
+            avg_logprob=mean([final.avg_logprob for final in finals]),
             finish_reason=entry.ran_away or "stop",
             logprobs=tuple(pair for final in finals for pair in final.logprobs),
         )
@@ -271,8 +228,3 @@ class FileJob:
             language = self.languages.most_common(1)[0][0]
         timings = FileTimings(self.decode_ns, self.vad_ns, self.engine_ns)
         return FileDone(self.command.generation, self.id, self.duration_samples, language, timings)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from shared.messages import Event, Lane, Word
-from shared.pcm import seconds
+from shared.pcm import SAMPLE_RATE, seconds
 from shared.streams import (
     AudioCleared,
     Partial,
@@ -18,8 +21,10 @@ from shared.streams import (
     UtteranceTimings,
 )
 from worker.endpointing import Begin, End, Pause, Speech
-from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
+from worker.engines.base import Audio, Engine, EngineSequence, Final, Hypothesis, SequenceRequest, Work
 from worker.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
+from worker.pieces import Piece, mean, text_of
+from worker.rejoin import continued
 from worker.repetition import collapse_repetitions, collapse_word_runs
 from worker.stabilizer import Stabilizer
 from worker.word_times import spread_words
@@ -33,6 +38,12 @@ class LiveUtterance:
     stabilizer: Stabilizer
     heard: int
     """End of the audio that the engine has been fed, samples of the stream."""
+    audio: list[Audio] = field(default_factory=list)
+    """The same audio, should it have to be heard again."""
+    pieces: list[Piece] = field(default_factory=list)
+    """If the engine ended a run-away in it: the parts that are heard again."""
+    ran_away: str = ""
+    """Why the engine ended a run-away; the first that happened."""
     end: End | None = None
     arrival: Arrival | None = None
     first_step_ns: int = 0
@@ -40,6 +51,13 @@ class LiveUtterance:
     """Of steps after the end."""
     final: Final | None = None
     shown: str = ""
+
+    def working(self) -> Iterator[EngineSequence]:
+        """Sequences whose final is still to come."""
+        if self.pieces:
+            yield from (piece.sequence for piece in self.pieces if piece.sequence and piece.final is None)
+        elif self.final is None:
+            yield self.sequence
 
 
 @dataclass(slots=True)
@@ -69,7 +87,7 @@ class LiveStream:
 
     def rows(self) -> list[tuple[EngineSequence, int]]:
         """Sequences that want a step, finished utterances first: somebody waits for their final."""
-        waiting = [(u.sequence, n) for n, u in self.open.items() if u.final is None and u.sequence.ready]
+        waiting = [(row, n) for n, u in self.open.items() for row in u.working() if row.ready]
         return sorted(waiting, key=lambda row: self.open[row[1]].end is None)
 
     # ------------------------------------------------------------ what the ears say
@@ -81,6 +99,7 @@ class LiveStream:
             case Speech(utterance=number, audio=audio):
                 utterance = self.open[number]
                 utterance.heard += len(audio)
+                utterance.audio.append(audio)
                 self.engine.feed(utterance.sequence, audio)
             case Pause(utterance=number):
                 self.engine.pause(self.open[number].sequence)
@@ -95,24 +114,25 @@ class LiveStream:
         return self._pay()
 
     def _begin(self, begin: Begin) -> None:
-        options = self.options
-        request = SequenceRequest(
+        request = self._request(begin, self.options)
+        sequence = self.engine.open(replace(request, prefix=begin.emitted if self.accepts_prefix else ""))
+        stabilizer = Stabilizer(begin.emitted)
+        self.open[begin.utterance] = LiveUtterance(begin, sequence, self.options, stabilizer, begin.start_sample)
+        self.owed.append(begin.utterance)
+
+    def _request(self, begin: Begin, options: StreamOptions) -> SequenceRequest:
+        return SequenceRequest(
             id=f"{self.id}#{begin.utterance}",
             lane=Lane.LIVE,
             language=options.language,
             prompt=options.prompt,
             keywords=options.keywords,
             temperature=options.temperature,
-            prefix=begin.emitted if self.accepts_prefix else "",
             words=options.words,
             logprobs=options.logprobs,
             partials=options.partials,
             base_sample=begin.start_sample,
         )
-        sequence = self.engine.open(request)
-        stabilizer = Stabilizer(begin.emitted)
-        self.open[begin.utterance] = LiveUtterance(begin, sequence, options, stabilizer, begin.start_sample)
-        self.owed.append(begin.utterance)
 
     def _end(self, end: End, arrival: Arrival | None) -> None:
         utterance = self.open[end.utterance]
@@ -126,7 +146,8 @@ class LiveStream:
     def _clear(self, cleared: Cleared) -> list[Event]:
         utterance = self.open.pop(cleared.utterance, None)
         if utterance is not None:
-            self.engine.cancel(utterance.sequence)
+            for sequence in utterance.working():
+                self.engine.cancel(sequence)
             self.owed.remove(cleared.utterance)
             self.said.append(cleared.utterance)
         return [AudioCleared(self.generation, self.id, cleared.utterance, cleared.through_sample), *self._pay()]
@@ -143,7 +164,7 @@ class LiveStream:
     def hypothesis(self, index: int, event: Hypothesis) -> list[Event]:
         utterance = self.open[index]
         text = collapse_repetitions(event.text)
-        if not text or text == utterance.shown:
+        if not text or text == utterance.shown or utterance.pieces:
             return []
         utterance.shown = text
         certain = utterance.stabilizer.hypothesis(text)
@@ -155,14 +176,81 @@ class LiveStream:
         return events
 
     def final(self, index: int, event: Final) -> list[Event]:
-        self.open[index].final = event
+        """What the engine ended as a run-away is cut in two and heard again, as in files: a final is all that was said."""
+        utterance = self.open[index]
+        if event.finish_reason != "stop" or utterance.pieces:
+            self._heard_in_parts(utterance, event)
+        else:
+            utterance.final = event
         return self._pay()
+
+    def _heard_in_parts(self, utterance: LiveUtterance, event: Final) -> None:
+        if not utterance.pieces:
+            utterance.pieces = [Piece(np.concatenate(utterance.audio), 0, sequence=utterance.sequence)]
+        place = next(n for n, piece in enumerate(utterance.pieces) if piece.sequence is event.sequence)
+        piece = utterance.pieces[place]
+        if event.finish_reason != "stop":
+            utterance.ran_away = utterance.ran_away or event.finish_reason
+            if piece.worth_splitting:
+                parts = piece.split()
+                utterance.pieces[place : place + 1] = parts
+                for part in parts:
+                    self._hear(utterance, part)
+                return
+        piece.final = event
+        if all(each.final is not None for each in utterance.pieces):
+            utterance.final = self._joined(utterance)
+
+    def _hear(self, utterance: LiveUtterance, part: Piece) -> None:
+        request = self._request(utterance.begin, utterance.options)
+        part.sequence = self.engine.open(
+            replace(
+                request,
+                id=f"{request.id}+{part.offset}",
+                base_sample=request.base_sample + part.offset,
+                partials=False,
+            )
+        )
+        self.engine.feed(part.sequence, part.audio)
+        self.engine.finish(part.sequence)
+
+    def _joined(self, utterance: LiveUtterance) -> Final:
+        """The parts as one final. It begins with what has been said, where that is for good."""
+        finals = [piece.final for piece in utterance.pieces if piece.final is not None]
+        text = text_of(utterance.pieces)
+        if len(finals) > 1:
+            said = utterance.stabilizer.said if self.accepts_prefix else ""
+            text = continued(said, collapse_word_runs(collapse_repetitions(text)).strip())
+        works = [final.work for final in finals]
+        return Final(
+            utterance.sequence,
+            text,
+            language=next((final.language for final in finals if final.language), ""),
+            words=tuple(
+                replace(
+                    word,
+                    start=word.start + piece.offset / SAMPLE_RATE,
+                    end=word.end + piece.offset / SAMPLE_RATE,
+                )
+                for piece in utterance.pieces
+                for word in (piece.final.words if piece.final else ())
+            ),
+            avg_logprob=mean([final.avg_logprob for final in finals]),
+            logprobs=tuple(pair for final in finals for pair in final.logprobs),
+            finish_reason=utterance.ran_away or "stop",
+            work=Work(
+                sum(work.encode_ns for work in works),
+                sum(work.prefill_ns for work in works),
+                sum(work.decode_ns for work in works),
+                sum(work.windows for work in works),
+            ),
+        )
 
     def cancel(self) -> None:
         """Forget everything in the engine."""
         for utterance in self.open.values():
-            if utterance.final is None:
-                self.engine.cancel(utterance.sequence)
+            for sequence in utterance.working():
+                self.engine.cancel(sequence)
         self.open.clear()
         self.owed.clear()
 
@@ -207,6 +295,7 @@ class LiveStream:
                 through_sample=through,
                 text=text,
                 words=self._words(utterance, final, end, text) if utterance.options.words else (),
+                estimated=utterance.options.words and bool(text) and not final.words,
                 language=final.language,
                 avg_logprob=final.avg_logprob,
                 finish_reason=final.finish_reason,

@@ -174,6 +174,7 @@ class Native:
             "end": _position(final.end_sample),
             "language": final.language or None,
             "cause": final.cause,
+            "finish_reason": final.finish_reason,
             "revised": round(final.revised, 3),
             "timings": stages_ms(final.timings, self._now()),
         }
@@ -181,6 +182,8 @@ class Native:
             body["words"] = [
                 {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in final.words
             ]
+            if final.estimated:
+                body["timing"] = "estimated"
         return body
 
     # ------------------------------------------------------------ saying

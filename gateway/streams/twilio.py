@@ -281,6 +281,10 @@ class Twilio:
                 {"word": word.text, "start": round(word.start + shift, 3), "end": round(word.end + shift, 3)}
                 for word in final.words
             ]
+            if final.estimated:
+                fields["timing"] = "estimated"
+        if final.finish_reason != "stop":
+            fields["finish_reason"] = final.finish_reason
         return self._about("final", **fields)
 
     def _end(self, code: int, reason: str) -> Sequence[Effect]:

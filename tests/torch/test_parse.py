@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +92,40 @@ def test_spelled_out_markup_never_leaks(vocabulary: Vocabulary, markup: str) -> 
 
 def test_less_than_is_not_markup(vocabulary: Vocabulary) -> None:
     assert stream(vocabulary, vocabulary.encode("1 < 2 and 3 > 2"), forced=True)[1].text == "1 < 2 and 3 > 2"
+
+
+def with_tags(v: Vocabulary, output: str) -> list[int]:
+    first, *more = output.split("<asr_text>")
+    return [*v.encode(first), *(token for part in more for token in (v.text_tag, *v.encode(part)))]
+
+
+@pytest.mark.parametrize(
+    ("output", "forced", "text"),
+    [
+        ("language English<asr_text>Hello there.", True, "Hello there."),
+        ("language None<asr_text>", True, ""),
+        ("language None<asr_text>Thank you.", True, ""),
+        ("language English", True, ""),
+        ("Hello there. language Chinese<asr_text>ni hao", True, "Hello there. ni hao"),
+        ("language English<asr_text>Hello there. language Chinese<asr_text>ni hao", False, "Hello there. ni hao"),
+        ("language Chinese<asr_text>你好。language English<asr_text>Hello.", False, "你好。 Hello."),
+        ("language English<asr_text>language English<asr_text>Hello.", False, "Hello."),
+        ("language English<asr_text>I speak the language Spanish", False, "I speak the language Spanish"),
+        ("language English<asr_text>What a language", False, "What a language"),
+        ("language matters", True, "language matters"),
+        ("Hello<asr_text> there.", True, "Hello there."),
+    ],
+)
+def test_language_lines_where_none_should_be(vocabulary: Vocabulary, output: str, forced: bool, text: str) -> None:
+    ids = with_tags(vocabulary, output)
+    parser = OutputParser(vocabulary, forced=forced)
+    shown = [""]
+    for token in ids:
+        parser.push(token)
+        shown.append(parser.text_so_far)
+    assert parser.text == text
+    assert all(after.startswith(before) for before, after in pairwise([*shown, parser.text])), shown
+    assert not any("language English" in part or "language Chinese" in part or "None" in part for part in shown)
 
 
 @given(st.lists(st.integers(0, 1007), max_size=60), st.booleans())

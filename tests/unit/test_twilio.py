@@ -214,7 +214,7 @@ async def test_a_final_has_call_track_and_the_time_of_the_call() -> None:
     line.media(PAYLOAD)
     line.door.event(SpeechStarted(1, "s", 0, 0), 0)
     words = (Word("Hello.", 0.5, 1.0),)
-    line.door.event(UtteranceFinal(1, "s", 0, 8_000, 16_000, 16_000, "Hello.", words, "en"), 0)
+    line.door.event(UtteranceFinal(1, "s", 0, 8_000, 16_000, 16_000, "Hello.", words, language="en"), 0)
     (final,) = line.of("final")
     assert (final["call_sid"], final["stream_sid"], final["track"], final["text"]) == (
         "CA1",

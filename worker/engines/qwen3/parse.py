@@ -1,7 +1,9 @@
 """From output tokens to text: ``language English<asr_text>The words.`` becomes ``("en", "The words.")``.
 
 No part of the markup ever leaks, wherever the output is cut: before the tag nothing counts as text unless it can no longer
-be the beginning of a language line. Text only grows while tokens are pushed, so it can be streamed.
+be the beginning of a language line. A second line in the middle of the text, or one behind a language that the prompt has named
+already, is taken out when its tag comes; until then ``text_so_far`` holds back what may become one. That only grows while tokens
+are pushed, so it can be streamed.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ import re
 from collections.abc import Iterable
 
 from shared.languages import NAMES
+from shared.scripts import separator
 from worker.engines.qwen3.vocabulary import Vocabulary
 
 _CODES = {name.lower(): code for code, name in NAMES.items()}
 _LANGUAGE = "language"
 _LANGUAGE_LINE = re.compile(r"\s*language\s+(?P<name>[^\n<]*)", re.IGNORECASE)
+_LINE_AT_END = re.compile(r"(?<![A-Za-z])language\s+(?P<name>[A-Z][A-Za-z]*(?:,[A-Z][A-Za-z]*)*)\s*$")
+"""As the model writes it: in text that was spoken, a name behind that word would be a rarity, and a tag behind both is none."""
+_LINE_BEGINNING = re.compile(
+    r"(?<![A-Za-z])(?:l|la|lan|lang|langu|langua|languag|language(?:\s+(?:[A-Z][A-Za-z]*(?:,[A-Za-z]*)*)?\s*)?)$"
+)
 _NO_SPEECH = "none"
 _MAX_LANGUAGE_WORDS = 2
 """A line of more words than this after ``language`` is speech, not a language's name."""
@@ -33,6 +41,7 @@ class OutputParser:
     def __init__(self, vocabulary: Vocabulary, *, forced: bool, after: str = "") -> None:
         self._vocabulary = vocabulary
         self._after = after
+        self._forced = forced
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._raw = ""
         self._meta = ""
@@ -45,6 +54,9 @@ class OutputParser:
             self._utf8.reset()
             self.tagged = True
             return
+        if token == self._vocabulary.text_tag:
+            self._take_line_out()
+            return
         # Bytes of a character that is not whole yet stay in the decoder.
         self._raw += self._utf8.decode(self._vocabulary.bytes_of(token))
 
@@ -55,10 +67,18 @@ class OutputParser:
 
     @property
     def text(self) -> str:
-        """What was said, as far as it is certain; without white space at its ends, but for what stood there before."""
+        """What was said, if nothing follows; without white space at its ends, but for what stood there before."""
+        line = _LINE_AT_END.match(self._raw.lstrip()) if self._forced and not self._after else None
+        return self._text("" if line else self._raw)
+
+    @property
+    def text_so_far(self) -> str:
+        """What was said for certain, whatever follows: a beginning of ``text``."""
+        return self._text(_LINE_BEGINNING.sub("", self._raw))
+
+    def _text(self, text: str) -> str:
         if self.no_speech or not (self.tagged or self._is_plain()):
             return self._after
-        text = self._raw
         if "<" in text:
             text = _TAG_BEGINNING.sub("", _TAGS.sub("", text))
         if not self._after:
@@ -77,6 +97,16 @@ class OutputParser:
     def no_speech(self) -> bool:
         """The model said ``language None``: there is nothing to hear."""
         return self._language_line().lower() == _NO_SPEECH
+
+    def _take_line_out(self) -> None:
+        """A tag has come though the text has begun: the line before it is markup, too."""
+        found = _LINE_AT_END.search(self._raw)
+        if found is None:
+            return
+        before = self._raw[: found.start()].rstrip()
+        if not before and not self._after:
+            self._meta = found[0]
+        self._raw = before + separator(before, "a") if before else ""
 
     def _language_line(self) -> str:
         found = _LANGUAGE_LINE.match(self._meta)

@@ -313,6 +313,10 @@ class Qwen3Sequence:
         return self._parser.text if self._language or not self._kept else self._kept
 
     @property
+    def _text_so_far(self) -> str:
+        return self._parser.text_so_far if self._language or not self._kept else self._kept
+
+    @property
     def language(self) -> str:
         """Code of the language asked for or found; empty where there is none."""
         language = self._language or self._parser.language
@@ -331,7 +335,7 @@ class Qwen3Sequence:
         shown = count if self.settled else visible(self._line())
         if shown < count:
             return self._news_of(shown) if shown > self._shown_tokens else None
-        text = self.text
+        text = self.text if self.settled else self._text_so_far
         if not self.settled and len(text) <= self._shown:
             return None
         self._shown, self._shown_tokens = len(text), count
@@ -344,7 +348,7 @@ class Qwen3Sequence:
         """Text of so many tokens, frozen ones included, if it goes beyond what was shown."""
         forced = bool(self._language)
         parser = OutputParser(self._vocabulary, forced=forced, after=self._kept if forced else "")
-        text = parser.extend(self.tokens[: max(0, count - len(self._frozen))]).text
+        text = parser.extend(self.tokens[: max(0, count - len(self._frozen))]).text_so_far
         if len(text) <= self._shown:
             return None
         self._shown, self._shown_tokens = len(text), count
