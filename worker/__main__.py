@@ -73,7 +73,7 @@ class WorkerProcess:
         from worker.engines import registry
 
         self._report("imported", 0.0)
-        engine = registry.create(self._arguments.model, _engine_options(self._arguments))
+        engine = registry.create(self._arguments.model, _engine_options(self._arguments, self._bell.ring))
         capabilities = engine.load(self._report)
         self._engine = engine
         hearing.join()
@@ -150,7 +150,7 @@ def _import_hearing() -> None:
         importlib.import_module("worker.live_audio")
 
 
-def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
+def _engine_options(arguments: argparse.Namespace, wake: Callable[[], None]) -> EngineOptions:
     from worker.engines.registry import EngineOptions
 
     return EngineOptions(
@@ -158,6 +158,7 @@ def _engine_options(arguments: argparse.Namespace) -> EngineOptions:
         gpu_memory_mb=arguments.gpu_memory_mb,
         aligner=arguments.aligner,
         live_model=arguments.live_model,
+        wake=wake,
     )
 
 

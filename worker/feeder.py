@@ -22,7 +22,7 @@ from shared.messages import Lane
 from shared.recorder import AUDIO_THREADS, Recorder, Slot
 from worker.file_job import FileJob
 from worker.inbox import Bell
-from worker.reader import Reader, Readers
+from worker.reader import Reader, Readers, ReadersGone
 
 MAX_AHEAD = 64
 
@@ -48,8 +48,10 @@ class _Reading:
 class _Thread:
     """What the feeder knows of an audio thread."""
 
+    readers: Readers | None = None
+    """None while it starts."""
     free: bool = False
-    """It waits for work, or will as soon as it has started."""
+    """It waits for work."""
     began_ns: int = 0
     """When the piece of work that it has in hand began; 0 for none."""
 
@@ -61,7 +63,7 @@ class Feeder:
         self, readers: Callable[[int], Readers], ahead: int, bell: Bell, recorder: Recorder, *,
         most: int = 1_000, threads: int = 1,
     ) -> None:  # fmt: skip
-        """``readers``: for the thread of each number, called by it; may raise OSError. ``ahead``: segments of one file that may
+        """``readers``: for the thread of each number, called by it; may raise. The first thread's never does, and serves any thread. ``ahead``: segments of one file that may
         wait for the engine. ``most``: segments of all files, those in the engine included, from which on a file that has some
         waits. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots in the recorder."""
         self._readers = readers
@@ -115,12 +117,15 @@ class Feeder:
     # ------------------------------------------------------------ the audio threads
 
     def _run(self, number: int) -> None:
+        thread, slot = self._threads[number], Slot.AUDIO + number
         try:
             readers = self._readers(number)
-        except OSError as error:
+        except Exception as error:
             self._leave(number, error)
             return
-        thread, slot = self._threads[number], Slot.AUDIO + number
+        with self._wanted:
+            # Both at once: in between it would count as one that has something in hand.
+            thread.readers, thread.free = readers, True
         reading: _Reading | None = None
         while True:
             with self._wanted:
@@ -135,7 +140,7 @@ class Feeder:
             thread.began_ns = time.monotonic_ns()
             self._recorder.begin(slot, [(job.id, job.command.next_index)])
             try:
-                self._work(reading, readers)
+                self._work(reading, thread)
             finally:
                 self._recorder.end(slot)
                 thread.began_ns = 0
@@ -153,19 +158,20 @@ class Feeder:
             self._wanted.wait()
 
     def _for(self, number: int) -> list[_Reading]:
-        """Files that want to be read and may be by this thread: its own, and those that nobody has, unless they are better off with
-        a free thread that has fewer. A file of a better lane than all of its own does not wait for one that still starts."""
+        """Files that want to be read and may be by this thread: its own, and those that nobody has. While its own want to be read,
+        it leaves new ones to threads that have fewer and are free or about to be, but for those of a better lane."""
+        wanting = self._wanting()
+        own = [reading for reading in wanting if reading.owner == number]
+        new = [reading for reading in wanting if reading.owner < 0]
         open_files = self._open_files()
-        mine = open_files[number]
-        crowded = any(thread.free and open_files[other] < mine for other, thread in enumerate(self._threads))
-        best = min((reading.job.lane for reading in self._readings.values() if reading.owner == number), default=None)
-
-        def may(reading: _Reading) -> bool:
-            if reading.owner < 0:
-                return not crowded or best is None or reading.job.lane < best
-            return reading.owner == number
-
-        return [reading for reading in self._wanting() if may(reading)]
+        others = (
+            open_files[other] < open_files[number] and (thread.free or thread.readers is None)
+            for other, thread in enumerate(self._threads)
+        )
+        if own and any(others):
+            best = min(reading.job.lane for reading in own)
+            new = [reading for reading in new if reading.job.lane < best]
+        return own + new
 
     def _open_files(self) -> collections.Counter[int]:
         """By thread."""
@@ -196,7 +202,11 @@ class Feeder:
             return
         self._wanted.notify_all()
         open_files = self._open_files()
-        if new > sum(thread.free and not open_files[number] for number, thread in enumerate(self._threads)):
+        unused = (
+            thread.readers is None or (thread.free and not open_files[number])
+            for number, thread in enumerate(self._threads)
+        )
+        if new > sum(unused):
             self._grow()
 
     def _grow(self) -> None:
@@ -205,7 +215,7 @@ class Feeder:
         if number >= self._most_threads:
             return
         thread = threading.Thread(target=self._run, args=(number,), name=f"audio-{number}", daemon=True)
-        self._threads.append(_Thread(free=True))
+        self._threads.append(_Thread())
         try:
             thread.start()
         except RuntimeError as error:
@@ -214,10 +224,10 @@ class Feeder:
             self._threads.pop()
             self._stop_growing(number, error)
 
-    def _leave(self, number: int, error: OSError) -> None:
+    def _leave(self, number: int, error: Exception) -> None:
         """A thread that has nothing to read with; the first always has."""
         with self._wanted:
-            self._threads[number].free = False
+            self._threads[number].readers = self._readers(0)  # it starts no more
             self._stop_growing(number, error)
             self._wanted.notify_all()
 
@@ -225,26 +235,35 @@ class Feeder:
         self._most_threads = min(self._most_threads, number)
         log("no more audio threads", level="warning", threads=number, error=str(error))
 
-    def _work(self, reading: _Reading, readers: Readers) -> None:
+    def _work(self, reading: _Reading, thread: _Thread) -> None:
         if reading.dropped:
             reading.close()
             return
         try:
-            self._advance(reading, readers)
+            self._advance(reading, thread)
         except NapscribeError as error:
             self._give_up(reading, error)
         except Exception as error:
             log("reading failed", level="error", request_id=reading.job.id, error=repr(error))
             self._give_up(reading, EngineFailed(f"Reading the audio failed: {type(error).__name__}."))
 
-    def _advance(self, reading: _Reading, readers: Readers) -> None:
+    def _advance(self, reading: _Reading, thread: _Thread) -> None:
         """One stretch of this file, and the segments that it completes."""
         began = time.monotonic_ns()
         job = reading.job
-        if reading.reader is None:
-            reading.reader = readers.open(job.command)
-        opened_ns = time.monotonic_ns() - began
-        heard = reading.reader.advance()
+        assert thread.readers is not None
+        try:
+            if reading.reader is None:
+                reading.reader = thread.readers.open(job.command)
+            opened_ns = time.monotonic_ns() - began
+            heard = reading.reader.advance()
+        except ReadersGone as gone:
+            # From now on this thread reads here, as the first does: slower, and nothing is lost.
+            log("reading goes on in the worker", level="warning", error=str(gone))
+            thread.readers = self._readers(0)
+            reading.reader = thread.readers.open(gone.command)
+            opened_ns = time.monotonic_ns() - began
+            heard = reading.reader.advance()
         with job.lock:
             job.decode_ns += opened_ns + heard.decode_ns
             job.vad_ns += heard.vad_ns

@@ -33,11 +33,19 @@ class Heard:
     vad_ns: int
 
 
+class ReadersGone(Exception):  # it says what is the case
+    """There is nothing to read with any more. ``command`` says where to go on."""
+
+    def __init__(self, command: TranscribeFile, reason: object) -> None:
+        super().__init__(str(reason))
+        self.command = command
+
+
 class Reader(Protocol):
     """An open file. Used by one thread."""
 
     def advance(self) -> Heard:
-        """The next stretch. Raises what ``AudioFile`` raises, WorkerCrashed, EngineFailed."""
+        """The next stretch. Raises what ``AudioFile`` raises, WorkerCrashed, EngineFailed, ReadersGone."""
         ...
 
     def close(self) -> None: ...
@@ -47,7 +55,7 @@ class Readers(Protocol):
     """Opens files; each audio thread has one for itself."""
 
     def open(self, command: TranscribeFile) -> Reader:
-        """Raises what ``AudioFile`` raises."""
+        """Raises what ``AudioFile`` raises, and ReadersGone."""
         ...
 
 

@@ -28,7 +28,7 @@ from shared.errors import EngineFailed, NapscribeError, WorkerCrashed, from_code
 from shared.journal import log
 from shared.messages import TranscribeFile
 from worker.guard import die_with
-from worker.reader import FileReader, Heard
+from worker.reader import FileReader, Heard, ReadersGone
 from worker.segments import Segment, SegmentPolicy
 
 STRETCH_SAMPLES = 8 * 16_000
@@ -37,7 +37,14 @@ STRETCH_SAMPLES = 8 * 16_000
 MAX_DEATHS = 2
 """Of a file's readers, without a segment between them."""
 
+START_SECONDS = 20.0
+"""A child takes half a second to start; one that takes so long is none."""
+
 _LENGTH = struct.Struct("<Q")
+
+
+class NoReader(Exception):  # it says what is the case
+    """A child cannot be started."""
 
 
 # ---------------------------------------------------------------- what they say to each other
@@ -112,7 +119,7 @@ class ReaderProcess:
     """``Readers`` in a child. For one thread."""
 
     def __init__(self, policy: SegmentPolicy) -> None:
-        """Raises OSError if there can be no child."""
+        """Raises NoReader if there can be no child."""
         self._policy = policy
         self._numbers = 0
         self._line: socket.socket | None = None
@@ -132,7 +139,7 @@ class ReaderProcess:
         return reader
 
     def ask(self, question: _Question) -> _Answer:
-        """Raises the error that the answer is; ConnectionError if the child died of the question; OSError if there is none, and
+        """Raises the error that the answer is; ConnectionError if the child died of the question; NoReader if there is none, and
         none can be started."""
         if self._line is None:
             self._child = self._start()
@@ -161,17 +168,22 @@ class ReaderProcess:
         log("a reader died", level="error", reader=self._child.pid, exit=self._child.returncode)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """A child that is ready to read, at the other end of ``_line``."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            argv = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())]
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        try:
-            _send(ours, self._policy)
-            _receive(ours)
-        except ConnectionError as error:
-            ours.close()
-            raise OSError(f"a reader process does not start: exit {child.wait()}") from error
+        """A child that is ready to read, at the other end of ``_line``. Raises NoReader."""
+        with contextlib.ExitStack() as undo:
+            try:
+                ours, theirs = map(undo.enter_context, socket.socketpair())
+                argv = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())]
+                child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+                theirs.close()
+                undo.callback(child.wait)
+                undo.callback(child.kill)
+                ours.settimeout(START_SECONDS)
+                _send(ours, self._policy)
+                _receive(ours)
+                ours.settimeout(None)
+            except OSError as error:
+                raise NoReader(f"a reader process does not start: {error}") from error
+            undo.pop_all()
         self._line = ours
         return child
 
@@ -214,11 +226,12 @@ class RemoteReader:
 
     def close(self) -> None:
         if self._open:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, NoReader):
                 self._process.ask(_Close(self._number))
 
     def _ask(self, question: _Question) -> _Answer | None:
-        """None if the child died of it, which a file may cause once between two segments."""
+        """None if the child died of it, which a file may cause once between two segments. Raises ReadersGone where no other can
+        be started."""
         try:
             return self._process.ask(question)
         except ConnectionError:
@@ -229,6 +242,8 @@ class RemoteReader:
                 f"This file ended its reader {self._deaths} times.",
                 hint="Convert it to wav or flac; please report the file if you can share it.",
             ) from None
+        except NoReader as error:
+            raise ReadersGone(self._command, error) from error
 
 
 def _heard(segment: _Segment) -> Segment:

@@ -144,3 +144,21 @@ def test_a_pair_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert small == (0, 1.0)
     first, second = load(3.8, main[1]), load(1.5, small[1])
     assert 6 < first < second < 9
+
+
+def test_a_pair_shares_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 GB are enough for 1.7B and 0.6B together: the second has all that the first and its weights have left."""
+    gib, card = 1 << 30, Device(torch.device("cuda"), torch.bfloat16, 2)
+    engine = create("main", EngineOptions(live_model="small", gpu_memory_mb=10 * 1024, aligner="words"))
+    assert isinstance(engine, PairEngine)
+    parts = [part for part in (engine._main, engine._small) if isinstance(part, Qwen3Engine)]
+    assert [part._aligner_name for part in parts] == ["words", ""], "finals are the main model's"
+    held, rooms = 0, []
+    for part, weights in zip(parts, (3.8, 1.5), strict=True):
+        bound, share = part._gpu_memory
+        held += int(weights * gib)
+        monkeypatch.setattr("torch.cuda.memory_reserved", lambda *_, held=held: held)
+        rooms.append(free_bytes(card, bound_mb=bound, held=int(weights * gib), share=share))
+        held += rooms[-1]
+    assert min(rooms) > 0.5 * gib
+    assert held <= 10 * gib - 1536 * 1024**2

@@ -204,6 +204,7 @@ def test_exact_times_of_files_wait_for_calls(
 ) -> None:
     """Aligning is a pass of its own; calls with work go before it, up to a limit."""
     monkeypatch.setattr(trained_engine._exact_times, "_name", "none that is asked")
+    monkeypatch.setattr(trained_engine._exact_times, "decided", lambda _row: True)
     monkeypatch.setattr(trained_engine._exact_times, "of", lambda _row, _text: ())
     monkeypatch.setattr("worker.engines.qwen3.turns.PATIENCE", 3)
     file = start(trained_engine, sounds["flite-awb"], "file", language="en", words=True)

@@ -21,7 +21,7 @@ from shared.errors import ModelLoadFailed
 from tests.gpu.bench_qwen3 import published_config
 from tests.torch.checkpoints import to_original_layout
 from worker.engines.qwen3.checkpoint import Checkpoint, load_tokenizer, open_checkpoint
-from worker.engines.qwen3.config import ModelConfig, parse
+from worker.engines.qwen3.config import parse
 from worker.engines.qwen3.mel import mel_bank
 from worker.engines.qwen3.vocabulary import Vocabulary
 from worker.engines.qwen3.weights import Recogniser, load_recogniser, sinusoids
@@ -164,11 +164,12 @@ def test_the_configuration_is_read_as_theirs(request: pytest.FixtureRequest, whi
     config, reference = parse(raw), hugging.Qwen3ASRConfig.from_dict(raw)
     for part, other in ((config.audio_config, reference.audio_config), (config.text_config, reference.text_config)):
         for field in type(part).__struct_fields__:
-            assert getattr(part, field) == getattr(other, field), field
+            theirs = other.rope_parameters[field] if field.startswith("rope_") else getattr(other, field)
+            assert getattr(part, field) == theirs, field
     assert config.tie_word_embeddings == reference.tie_word_embeddings
 
 
-@pytest.mark.parametrize("field", sorted({*ModelConfig.__struct_fields__} - {"audio_config", "text_config"}))
+@pytest.mark.parametrize("field", ["eos_token_id", "tie_word_embeddings"])
 def test_what_is_left_out_means_what_it_means_to_transformers(random_checkpoint: Path, field: str) -> None:
     raw = json.loads((random_checkpoint / "config.json").read_text())
     raw.pop(field, None)
@@ -180,7 +181,7 @@ def test_what_is_left_out_means_what_it_means_to_transformers(random_checkpoint:
 def test_defaults_of_the_parts_are_theirs(random_checkpoint: Path, part: str) -> None:
     raw = json.loads((random_checkpoint / "config.json").read_text())
     kind = type(getattr(parse(raw), part))
-    for field in kind.__struct_fields__:
+    for field in {*kind.__struct_fields__} - {"rope_theta", "rope_type"}:
         cut = {key: value for key, value in raw[part].items() if key != field}
         try:
             found = getattr(getattr(parse({**raw, part: cut}), part), field)
@@ -188,6 +189,91 @@ def test_defaults_of_the_parts_are_theirs(random_checkpoint: Path, part: str) ->
             assert field in str(error), "required here"
             continue
         assert found == getattr(getattr(hugging.Qwen3ASRConfig.from_dict({**raw, part: cut}), part), field), field
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 5e5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize("layout", ["native", "original"])
+@pytest.mark.parametrize(
+    ("said", "theta"),
+    [
+        ({"rope_parameters": PLAIN}, 5e5),
+        ({"rope_parameters": {"rope_theta": 500_000}}, 5e5),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5}, 5e5),
+        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5),
+        ({"rope_theta": 5e5, "rope_scaling": {"type": "default", "mrope_section": [1, 2, 3]}}, 5e5),
+        ({"rope_parameters": {"type": "linear", "factor": 4.0, "rope_theta": 1e6}}, "linear"),
+        ({"rope_parameters": PLAIN, "rope_scaling": YARN}, "yarn"),
+        ({"rope_theta": 1e6, "rope_scaling": YARN}, "yarn"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "wide"}}, "rope_theta"),
+    ],
+)
+def test_the_rotary_embedding_is_the_plain_one_or_nothing_starts(
+    random_checkpoint: Path, tmp_path: Path, layout: str, said: dict[str, Any], theta: float | str
+) -> None:
+    folder = tmp_path / "rope"
+    (shutil.copytree if layout == "native" else to_original_layout)(random_checkpoint, folder)
+    raw = json.loads((folder / "config.json").read_text())
+    text = raw["text_config"] if layout == "native" else raw["thinker_config"]["text_config"]
+    for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+        text.pop(key, None)
+    text |= said
+    (folder / "config.json").write_text(json.dumps(raw))
+    if isinstance(theta, str):
+        with pytest.raises(ModelLoadFailed, match=theta):
+            opened(folder)
+    else:
+        assert opened(folder).config.text_config.rope_theta == theta
+
+
+def test_without_a_rotary_base_nothing_starts(random_checkpoint: Path, tmp_path: Path) -> None:
+    raw = json.loads((random_checkpoint / "config.json").read_text())
+    del raw["text_config"]["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelLoadFailed, match="rope_theta"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"thinker_config": None}, {"thinker_config": {}}, {"thinker_config": {"audio_config": {}, "text_config": {}}}],
+    ids=["null", "empty", "without ids"],
+)
+def test_an_original_configuration_that_is_cut_short(
+    random_checkpoint: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_asr"} | change))
+    with pytest.raises(ModelLoadFailed, match="not understood"):
+        opened(tmp_path)
+
+
+def test_a_whole_file_counts_before_an_index(random_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stale"
+    shutil.copytree(random_checkpoint, folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    assert same(dict(ours(folder).state_dict()), dict(theirs(folder).state_dict()))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ModelLoadFailed, match="could not be read"):
+        ours(folder)
+
+
+def test_what_follows_from_the_configuration_may_be_stored(random_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "frequencies"
+    shutil.copytree(random_checkpoint, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.language_model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert same(dict(ours(folder).state_dict()), dict(ours(random_checkpoint).state_dict()))
+
+
+def test_quantised_weights_are_refused(random_checkpoint: Path, tmp_path: Path) -> None:
+    raw = json.loads((random_checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": "quanto"}}))
+    with pytest.raises(ModelLoadFailed, match="quantization_config"):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +301,9 @@ def test_tokens_that_end_a_text(random_checkpoint: Path, tmp_path: Path) -> None
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 7}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     assert opened(folder).eos == {7, 8, 9}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "8"}))
+    with pytest.raises(ModelLoadFailed, match="not understood"):
+        opened(folder)
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(ModelLoadFailed, match=r"generation_config\.json"):
         opened(folder)

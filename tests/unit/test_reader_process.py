@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -17,9 +18,9 @@ import pytest
 from shared.errors import EmptyAudio, EngineFailed, NapscribeError, UnsupportedAudio, WorkerCrashed
 from shared.messages import FileOptions, Lane, RawAudio, TranscribeFile
 from tests.speech import DATA, RATE, recital, wav
-from tests.unit.test_feeder import POLICY, VAD, Bench, keys
-from worker.reader import FileReader, FileReaders, Reader, Readers
-from worker.reader_process import STRETCH_SAMPLES, ReaderProcess, RemoteReader
+from tests.unit.test_feeder import AHEAD, POLICY, VAD, Bench, keys
+from worker.reader import FileReader, FileReaders, Reader, Readers, ReadersGone
+from worker.reader_process import STRETCH_SAMPLES, NoReader, ReaderProcess, RemoteReader
 from worker.segments import Segment
 
 CLIP = DATA / "librivox-0880.mp3"
@@ -185,17 +186,30 @@ def test_a_segment_between_two_deaths_clears_a_file(process: ReaderProcess, reco
     assert keys(found) == keys(here(asked(recording)))
 
 
-def test_where_no_child_can_be_started_a_file_fails_and_the_next_tries_again(
-    process: ReaderProcess, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", ["/bin/false", "/no/such/python"])
+def test_where_no_child_can_be_started_it_says_where_to_go_on(
+    process: ReaderProcess, recording: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    reader = process.open(asked(CLIP))
+    reader = process.open(asked(recording))
+    found = reader.advance().segments
     kill(process)
     assert not reader.advance().segments
     with monkeypatch.context() as broken:
-        broken.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(OSError, match="does not start"):
+        broken.setattr(sys, "executable", program)
+        with pytest.raises(ReadersGone, match="start") as gone:
             reader.advance()
-    assert len(rest(process.open(asked(CLIP)))) == 1
+    assert keys(found + here(gone.value.command)) == keys(here(asked(recording)))
+    assert len(rest(process.open(asked(CLIP)))) == 1, "the next one tries again"
+
+
+def test_a_child_that_hangs_in_its_start_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    monkeypatch.setattr("worker.reader_process.START_SECONDS", 0.3)
+    with pytest.raises(NoReader, match="does not start"):
+        ReaderProcess(POLICY)
 
 
 def test_a_child_ends_with_its_worker() -> None:
@@ -285,6 +299,67 @@ def test_children_that_die_under_threads(made: Made, recording: Path) -> None:
 def test_without_children_the_first_thread_reads_all(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     bench = Bench(4, readers=Made())
+    for number in range(3):
+        bench.add(f"{number}", recording)
+    bench.finish()
+    assert all(keys(found) == keys(here(asked(recording))) for found in bench.segments.values())
+
+
+def test_a_thread_whose_child_cannot_be_replaced_reads_on_itself(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = Made()
+    bench = Bench(2, readers=factory)
+    try:
+        for number in range(4):
+            bench.add(f"{number}", recording)
+        bench.until(lambda: bool(factory.processes) and all(job.duration_samples for job in bench.jobs.values()))
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        kill(factory.processes[0])
+        for number in range(4, 8):
+            bench.add(f"{number}", recording)
+        jobs = list(bench.jobs.values())
+        bench.finish()
+        assert [job.error for job in jobs] == [None] * 8
+        assert all(keys(found) == keys(here(asked(recording))) for found in bench.segments.values())
+    finally:
+        factory.close()
+
+
+class Slow(Made):
+    """Threads beside the first are never done starting, until the test lets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start = threading.Event()
+
+    def __call__(self, number: int) -> Readers:
+        if number:
+            assert self.may_start.wait(30)
+        return FileReaders(VAD, POLICY)
+
+
+def test_a_file_does_not_wait_for_a_thread_that_starts_while_another_is_idle(recording: Path) -> None:
+    slow = Slow()
+    bench = Bench(2, readers=slow)
+    full = bench.add("full", recording, Lane.INTERACTIVE)
+    bench.until(lambda: len(full.pending) >= AHEAD)
+    clip = bench.add("clip", CLIP, Lane.INTERACTIVE)
+    bench.until(lambda: clip.exhausted)
+    assert bench.feeder.threads == 2
+    urgent = bench.add("urgent", CLIP, Lane.INTERACTIVE)
+    bench.until(lambda: urgent.exhausted)
+    slow.may_start.set()
+    bench.finish()
+
+
+def test_a_thread_that_fails_in_its_start_leaves_its_files_to_the_others(recording: Path) -> None:
+    def readers(number: int) -> Readers:
+        if number:
+            raise MemoryError
+        return FileReaders(VAD, POLICY)
+
+    bench = Bench(3, readers=readers)
     for number in range(3):
         bench.add(f"{number}", recording)
     bench.finish()

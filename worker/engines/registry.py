@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shared.errors import ModelLoadFailed
@@ -25,6 +26,8 @@ class EngineOptions:
     """Hub id or folder of a forced aligner; empty for none."""
     live_model: str = ""
     """A smaller model for the partials of calls; empty for none."""
+    wake: Callable[[], None] = lambda: None
+    """To be called, from any thread, when a sequence has become ready without a call of the scheduler's."""
 
 
 def create(model: str, options: EngineOptions) -> Engine:
@@ -33,9 +36,9 @@ def create(model: str, options: EngineOptions) -> Engine:
         return _single(model, options)
     from worker.engines.pair import PairEngine
 
-    half = replace(options, gpu_memory_mb=options.gpu_memory_mb // 2)
-    # The second is loaded when the first has taken its half.
-    return PairEngine(_single(model, replace(half, memory_share=0.5)), _single(options.live_model, half))
+    # The second takes what the first has left; finals, and so exact times, are the first's.
+    main, small = replace(options, memory_share=0.5), replace(options, aligner="")
+    return PairEngine(_single(model, main), _single(options.live_model, small))
 
 
 def _single(model: str, options: EngineOptions) -> Engine:
@@ -57,6 +60,7 @@ def _single(model: str, options: EngineOptions) -> Engine:
             gpu_memory_mb=options.gpu_memory_mb,
             memory_share=options.memory_share,
             aligner=options.aligner,
+            wake=options.wake,
         )
     except ImportError as error:
         extra = EMBEDDED if model == EMBEDDED else "qwen"

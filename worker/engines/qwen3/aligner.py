@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,8 +35,17 @@ LANGUAGES = frozenset({"zh", "en", "yue", "fr", "de", "it", "ja", "ko", "pt", "r
 MAX_SECONDS = 180
 CLASS_SECONDS = 0.08
 MIN_WORD_SECONDS = 0.04
+_PUBLISHED_BYTES = 1_836_000_000
+"""918 million parameters in bf16."""
+_ACTIVATIONS = 256 * 1024**2
 _SNAPPED = 2
 """Wrong marks in a row that take the nearest good time; more are spread evenly between their neighbours."""
+
+
+def aligner_bytes(name: str) -> int:
+    """Device bytes that an aligner needs, activations included: known of a folder, else those of the published one."""
+    files = Path(name).expanduser().glob("*.safetensors")
+    return (sum(file.stat().st_size for file in files) or _PUBLISHED_BYTES) + _ACTIVATIONS
 
 
 class ForcedAligner:

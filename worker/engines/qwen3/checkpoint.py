@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from shared.errors import ModelLoadFailed
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
-from worker.engines.qwen3.config import ModelConfig, parse
+from worker.engines.qwen3.config import PLAIN_ROPE, ModelConfig, parse, rope
 
 _MODEL_TYPE = "qwen3_asr"
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -69,13 +69,14 @@ def open_checkpoint(name: str, report: Report) -> Checkpoint:
             f"{name} is a checkpoint of type {raw.get('model_type')!r}, not Qwen3-ASR.",
             hint="Set NAPSCRIBE_MODEL to Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a local copy of one.",
         )
-    raw = _modern(raw) if original else raw
     try:
+        raw = _modern(raw) if original else raw
         config = parse(raw)
-    except msgspec.ValidationError as error:
+        eos = _eos(folder, config)
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise _not_understood(name, error) from error
     _require_known_shape(config, name)
-    return Checkpoint(name, folder, raw, config, _eos(folder, config), original)
+    return Checkpoint(name, folder, raw, config, eos, original)
 
 
 def load_aligner(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
@@ -234,9 +235,7 @@ def _modern(raw: dict[str, Any]) -> dict[str, Any]:
     audio = {k: v for k, v in thinker["audio_config"].items() if k not in {"max_source_positions", "conv_chunksize"}}
     audio |= {"model_type": "qwen3_asr_encoder", "max_position_embeddings": geometry.CHUNK_TOKENS}
     text = {k: v for k, v in thinker["text_config"].items() if k not in {"rope_scaling", "rope_theta"}}
-    # The rotary sections of the original carry the same position three times, which is the plain rotary embedding.
-    theta = thinker["text_config"].get("rope_theta", 1_000_000)
-    text |= {"model_type": "qwen3", "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    text |= {"model_type": "qwen3", "rope_parameters": {"rope_theta": 1_000_000} | rope(thinker["text_config"])}
     modern = {
         "model_type": _MODEL_TYPE,
         "audio_config": audio,
@@ -257,7 +256,7 @@ def _eos(folder: Path, config: ModelConfig) -> frozenset[int]:
     path = folder / "generation_config.json"
     if path.is_file():
         generation = _read_json(path)
-    said = (generation.get("eos_token_id"), config.eos_token_id)
+    said = (msgspec.convert(generation.get("eos_token_id"), list[int] | int | None), config.eos_token_id)
     return frozenset(n for ids in said if ids is not None for n in ([ids] if isinstance(ids, int) else ids))
 
 
@@ -278,7 +277,8 @@ def _require_known_shape(config: ModelConfig, name: str) -> None:
         "audio activation_function": (audio.activation_function, "gelu"),
         "text hidden_act": (text.hidden_act, "silu"),
         "text attention_bias": (text.attention_bias, False),
-        "text rope_type": (text.rope_parameters.get("rope_type", "default"), "default"),
+        "text rope_type": (text.rope_type, PLAIN_ROPE),
+        "quantization_config": (config.quantization_config, None),
         "text sliding window": (text.use_sliding_window, False),
     }
     wrong = [

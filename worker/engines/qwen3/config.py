@@ -10,6 +10,10 @@ from typing import Any
 
 import msgspec
 
+PLAIN_ROPE = "default"
+_SAME_POSITION_THREE_TIMES = "mrope"
+"""Of the original layout: its sections carry equal positions, which is the plain embedding."""
+
 
 class AudioConfig(msgspec.Struct, frozen=True):
     """Of the audio tower (``Qwen3ASREncoderConfig``)."""
@@ -30,7 +34,7 @@ class AudioConfig(msgspec.Struct, frozen=True):
 class TextConfig(msgspec.Struct, frozen=True):
     """Of the text model (``Qwen3Config``)."""
 
-    rope_parameters: dict[str, Any]
+    rope_theta: float
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -38,6 +42,7 @@ class TextConfig(msgspec.Struct, frozen=True):
     num_key_value_heads: int
     vocab_size: int = 151_936
     head_dim: int = 128
+    rope_type: str = "default"
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
@@ -50,9 +55,23 @@ class ModelConfig(msgspec.Struct, frozen=True):
     audio_config: AudioConfig
     text_config: TextConfig
     eos_token_id: list[int] | int | None = None
+    quantization_config: Any = None
     tie_word_embeddings: bool = True
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
     """From the native layout's ``config.json``. Raises msgspec.ValidationError, which names the field."""
+    text = raw.get("text_config")
+    if isinstance(text, dict):
+        raw = {**raw, "text_config": text | rope(text)}
     return msgspec.convert(raw, ModelConfig)
+
+
+def rope(text: dict[str, Any]) -> dict[str, Any]:
+    """Base and type of the rotary embedding, wherever a generation of transformers has written them. Of two types, one that is
+    not the plain one counts: it is refused, because positions would be scaled."""
+    places = [found for key in ("rope_parameters", "rope_scaling") if isinstance(found := text.get(key), dict)]
+    types = [str(place.get("rope_type") or place.get("type") or PLAIN_ROPE) for place in places]
+    told = [theta for place in (*places, text) if (theta := place.get("rope_theta")) is not None]
+    kind = next((kind for kind in types if kind not in (PLAIN_ROPE, _SAME_POSITION_THREE_TIMES)), PLAIN_ROPE)
+    return {"rope_type": kind} | ({"rope_theta": told[0]} if told else {})

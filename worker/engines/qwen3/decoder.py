@@ -45,7 +45,7 @@ class TextShape:
             head_dim=config.head_dim,
             vocabulary=config.vocab_size,
             eps=config.rms_norm_eps,
-            rope_theta=config.rope_parameters["rope_theta"],
+            rope_theta=config.rope_theta,
         )
 
     def slot_bytes(self, length: int, dtype: torch.dtype) -> int:

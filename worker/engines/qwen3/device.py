@@ -63,9 +63,11 @@ def claim_threads(device: Device) -> None:
 
 
 def free_bytes(device: Device, *, bound_mb: int, held: int, share: float = 1.0) -> int:
-    """Bytes left for slots: of ``bound_mb`` if that is given (``held`` bytes of weights count), else ``share`` of what is free."""
+    """Bytes left for slots: of ``bound_mb`` if that is given, less the ``held`` bytes of weights and whatever else this process
+    has on the device; else of what is free. ``share`` of it: another model comes after."""
     if bound_mb:
-        return bound_mb * 1024**2 - held - (_CUDA_RESERVE if device.cuda else 0)
+        left = bound_mb * 1024**2 - max(held, held_bytes(device)) - (_CUDA_RESERVE if device.cuda else 0)
+        return int(left * share)
     if device.cuda:
         free, _total = torch.cuda.mem_get_info(device.where)
         return int(free * _CUDA_SHARE * share) - _CUDA_RESERVE

@@ -28,6 +28,7 @@ from worker.engines.base import (
     SequenceRequest,
 )
 from worker.engines.qwen3 import device as devices
+from worker.engines.qwen3.aligner import aligner_bytes
 from worker.engines.qwen3.catch_up import CatchUp, seat
 from worker.engines.qwen3.checkpoint import load_tokenizer, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
@@ -49,6 +50,7 @@ SLOT_LENGTH = 1280
 MIN_ANSWER = 16
 """Positions that must be left for text, or the sound does not fit."""
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
+SEATS_BEFORE_ALIGNER = 8
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
 
@@ -61,7 +63,8 @@ class Qwen3Engine:
 
     ``model``: folder or hub id. ``device``, ``dtype``, ``threads``: empty, None and 0 choose. ``gpu_memory_mb`` bounds
     weights, slots and working memory; 0 takes what is free, or ``memory_share`` of it. ``max_slots``: an upper bound on slots, 0 for the default.
-    ``aligner``: folder or hub id of a forced aligner, loaded when the first request asks for words; empty for none.
+    ``aligner``: folder or hub id of a forced aligner, loaded when the first request asks for words; empty for none. ``wake`` is
+    called from another thread when a row that waited for it has become ready.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Qwen3Engine:
         threads: int = 0,
         graphs: bool = True,
         aligner: str = "",
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._model_name = model
         self._want = (device, dtype, threads)
@@ -85,6 +89,7 @@ class Qwen3Engine:
         self._slot_length = slot_length
         self._graphs = graphs
         self._aligner_name = aligner
+        self._wake = wake
         self.logits_hook: LogitsHook | None = None
         """For tests: changes the logits of every pass before a token is chosen. Rules out CUDA graphs while it is set."""
 
@@ -112,7 +117,7 @@ class Qwen3Engine:
         self._forward = Forward(self.decoder)
         self._table = SlotTable(self._slots)
         self._turns = Turns(self._device.where.type)
-        self._exact_times = ExactTimes(self._aligner_name, self._device)
+        self._exact_times = ExactTimes(self._aligner_name, self._device, self._wake)
         self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._forward, self._vocabulary)
         self._passes = Passes(self._device, self._catch_up, self._chooser, self._advance, self._fail)
         self._generator = torch.Generator(self._device.where)
@@ -125,11 +130,17 @@ class Qwen3Engine:
         shape = TextShape.of(model.config.text_config)
         bound_mb, share = self._gpu_memory
         room = devices.free_bytes(self._device, bound_mb=bound_mb, held=weights, share=share)
-        affordable = room // shape.slot_bytes(self._slot_length, self._device.dtype)
+        slot = shape.slot_bytes(self._slot_length, self._device.dtype)
+        if self._device.cuda and self._aligner_name:
+            without = room - aligner_bytes(self._aligner_name)
+            # On a small card that nobody has bound, seats are worth more than exact times.
+            room = without if bound_mb or without >= SEATS_BEFORE_ALIGNER * slot else room
+        affordable = room // slot
         if affordable < 1:
             raise ModelLoadFailed(
                 f"The weights take {weights >> 20} MB, and nothing is left for a single sequence.",
-                hint="Raise NAPSCRIBE_GPU_MEMORY_MB, stop other programs on the card, or choose the 0.6B model.",
+                hint="Raise NAPSCRIBE_GPU_MEMORY_MB, stop other programs on the card, choose the 0.6B model, "
+                "or set NAPSCRIBE_ALIGNER=none.",
             )
         return int(min(affordable, self._max_slots or MAX_SLOTS.get(kind, 8)))
 
@@ -321,6 +332,11 @@ class Qwen3Engine:
         """Finals of complete rows; of those that want exact times, one a step, because each is a pass of its own. Files wait with
         that for calls that have work."""
         waiting = [row for row in done if self._exact_times.wanted(row)]
+        undecided = [row for row in waiting if not self._exact_times.decided(row)]
+        for row in undecided:
+            self._table.release(row)  # a text that is complete needs no seat
+        done = [row for row in done if row not in undecided]
+        waiting = [row for row in waiting if row not in undecided]
         first = next((row for row in waiting if row.lane is Lane.LIVE or not calls_first), None)
         return [self._end(row) for row in done if row is first or row not in waiting]
 

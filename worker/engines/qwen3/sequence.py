@@ -73,6 +73,8 @@ class Qwen3Sequence:
         self.paused = False
         """Speech has paused after what was fed."""
         self.closed = False
+        self.waits = False
+        """Its text is complete, and exact times are not at hand yet."""
         self.slot: int | None = None
         self.kv = 0
         self.arrival = 0
@@ -115,7 +117,7 @@ class Qwen3Sequence:
 
     @property
     def ready(self) -> bool:
-        if self.closed:
+        if self.closed or self.waits:
             return False
         return self.finished or (self._request.partials and (self.audio_due or self.decoding))
 

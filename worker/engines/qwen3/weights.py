@@ -22,6 +22,8 @@ from worker.engines.qwen3.config import AudioConfig, ModelConfig, TextConfig
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EMBEDDING, _HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"
+_COMPUTED = "rotary_emb.inv_freq"
+"""Some old tools have written it; it follows from the configuration."""
 _MAX_TIMESCALE = 10_000.0
 
 
@@ -157,12 +159,14 @@ def load_recogniser(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
     unexpected = []
     try:
         for name, tensor in _tensors(checkpoint, device):
+            if name.endswith(_COMPUTED):
+                continue
             if name not in wanted:
                 unexpected.append(name)
                 continue
             found[name] = tensor.to(dtype)
             report("loading", 0.1 + 0.7 * len(found) / len(wanted))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise damaged(checkpoint, error) from error
     if checkpoint.config.tie_word_embeddings:
         _tie(found)
@@ -201,14 +205,14 @@ def _tensors(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.is_file():
-        names: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        return [folder / name for name in sorted(set(names.values()))]
-    whole = folder / _WHOLE
-    if not whole.is_file():
+    """A whole file counts before an index, as it does to transformers."""
+    whole, index = folder / _WHOLE, folder / _INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
         raise FileNotFoundError(f"there is no {_WHOLE} in it")
-    return [whole]
+    names: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def sinusoids(length: int, channels: int) -> Tensor:
