@@ -184,7 +184,8 @@ class FileJob:
         segment = entry.segment
         text = text_of(entry.pieces)
         finals = [piece.final for piece in entry.pieces if piece.final is not None]
-        if len(entry.pieces) > 1 or not entry.emitted:
+        # An engine may have said more of a run-away than it keeps.
+        if len(entry.pieces) > 1 or not entry.emitted or not text.startswith(entry.emitted):
             text = continued(entry.emitted, collapse_word_runs(collapse_repetitions(text)).strip())
         language = next((final.language for final in finals if final.language), "")
         if language:

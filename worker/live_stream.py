@@ -218,8 +218,8 @@ class LiveStream:
         """The parts as one final. It begins with what has been said, where that is for good."""
         finals = [piece.final for piece in utterance.pieces if piece.final is not None]
         text = text_of(utterance.pieces)
-        if len(finals) > 1:
-            said = utterance.stabilizer.said if self.accepts_prefix else ""
+        said = utterance.stabilizer.said if self.accepts_prefix else ""
+        if len(finals) > 1 or not text.startswith(said):
             text = continued(said, collapse_word_runs(collapse_repetitions(text)).strip())
         works = [final.work for final in finals]
         return Final(
