@@ -231,7 +231,7 @@ async def _wyoming(base: Ground, running: Gateway) -> AsyncIterator[None]:
     if not settings.wyoming_port:
         yield
         return
-    from gateway.streams.wyoming import WyomingServer
+    from gateway.streams.wyoming_server import WyomingServer
 
     server = WyomingServer(running.hub, base.model)
     await server.start(settings.wyoming_host, settings.wyoming_port)

@@ -38,6 +38,9 @@ class StreamOptions(msgspec.Struct, frozen=True, array_like=True):
     partials: bool = True
     endpointing: Endpointing = Endpointing()
     logprobs: bool = False
+    only_certain: bool = False
+    """Nobody is shown partials: an engine listens to an open utterance only if what it is certain of stays. Others, whose
+    final may be another text, hear it once, in the end."""
 
 
 class OpenUtterance(msgspec.Struct, frozen=True, array_like=True):

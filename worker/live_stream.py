@@ -130,7 +130,7 @@ class LiveStream:
             temperature=options.temperature,
             words=options.words,
             logprobs=options.logprobs,
-            partials=options.partials,
+            partials=options.partials and (self.accepts_prefix or not options.only_certain),
             base_sample=begin.start_sample,
         )
 

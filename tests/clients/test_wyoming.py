@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart
+from wyoming.asr import Transcribe, Transcript, TranscriptChunk, TranscriptStart, TranscriptStop
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.event import Event
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 
+from tests.clients.pace import at_real_time
 from tests.server import Server, free_port, serving
 from tests.speech import clip, transcripts, word_errors
 
@@ -27,6 +28,14 @@ def server() -> Iterator[tuple[Server, int]]:
     port = free_port()
     with serving(wyoming_port=port) as running:
         yield running, port
+
+
+@pytest.fixture(scope="module")
+def certain() -> Iterator[int]:
+    """Port of a server whose engine keeps what it has said."""
+    port = free_port()
+    with serving(model="scripted", wyoming_port=port):
+        yield port
 
 
 async def next_event(client: AsyncTcpClient) -> Event:
@@ -48,6 +57,41 @@ async def speak(client: AsyncTcpClient, pcm: bytes, rate: int = 16_000, **wish: 
     while not Transcript.is_type(events[-1].type):
         events.append(await next_event(client))
     return events
+
+
+async def speak_and_listen(port: int, audio: bytes, **wish: Any) -> tuple[list[Event], int]:
+    """At the pace of speech, reading meanwhile: everything up to ``transcript-stop``, and how much of it came before
+    ``audio-stop``."""
+    events: list[Event] = []
+    async with AsyncTcpClient("127.0.0.1", port) as client:
+
+        async def listen() -> None:
+            while not events or not TranscriptStop.is_type(events[-1].type):
+                events.append(await next_event(client))
+
+        await client.write_event(Transcribe(**wish).event())
+        await client.write_event(AudioStart(rate=16_000, width=2, channels=1).event())
+        listening = asyncio.ensure_future(listen())
+
+        async def send(piece: bytes) -> None:
+            await client.write_event(AudioChunk(rate=16_000, width=2, channels=1, audio=piece).event())
+
+        await at_real_time(send, audio, 32_000)
+        early = len(events)
+        await client.write_event(AudioStop().event())
+        await listening
+    return events, early
+
+
+def streamed(events: list[Event]) -> str:
+    """The text of a streamed transcript, whose order is checked."""
+    types = [event.type for event in events]
+    assert types[0] == "transcript-start"
+    assert types[-2:] == ["transcript", "transcript-stop"]
+    assert set(types[1:-2]) == {"transcript-chunk"}
+    text: str = Transcript.from_event(events[-2]).text
+    assert "".join(TranscriptChunk.from_event(event).text for event in events[1:-2]) == text
+    return text
 
 
 def pcm(name: str) -> bytes:
@@ -72,6 +116,25 @@ async def test_an_utterance_and_its_streamed_transcript(server: tuple[Server, in
     assert TranscriptStart.is_type(events[0].type)
     chunks = [TranscriptChunk.from_event(event).text for event in events if TranscriptChunk.is_type(event.type)]
     assert "".join(chunks) == transcript.text
+
+
+async def test_what_is_certain_comes_while_audio_is_sent(certain: int) -> None:
+    """A word for every 320 ms, none missing or twice, and the first long before the last was spoken."""
+    await speak_and_listen(certain, pcm("librivox-0880")[:32_000])  # the worker is awake
+    events, early = await speak_and_listen(certain, pcm("librivox-0880"), language="de")
+    assert early >= 3, "transcript-start and some chunks before audio-stop"
+    assert TranscriptStart.from_event(events[0]).language == "de"
+    times = [int(word.removeprefix("s")) for word in streamed(events).split()]
+    assert times == list(range(times[0], times[-1] + 320, 320))
+
+
+async def test_who_does_not_read_before_the_end_gets_the_same(certain: int) -> None:
+    """Home Assistant reads when it has sent everything, and knows of ``transcript`` alone."""
+    heard, _ = await speak_and_listen(certain, pcm("librivox-0880"))
+    async with AsyncTcpClient("127.0.0.1", certain) as client:
+        events = await speak(client, pcm("librivox-0880"))
+    assert [event.type for event in events].count("transcript") == 1
+    assert Transcript.from_event(events[-1]).text == streamed(heard)
 
 
 async def test_longer_than_the_engine_takes_at_once(server: tuple[Server, int]) -> None:
