@@ -18,7 +18,7 @@ from wyoming.ping import Ping, Pong
 
 from tests.clients.pace import at_real_time
 from tests.server import Server, free_port, serving
-from tests.speech import clip, transcripts, word_errors
+from tests.speech import DATA, clip, transcripts, word_errors
 
 CHUNK = 1024
 
@@ -135,6 +135,16 @@ async def test_who_does_not_read_before_the_end_gets_the_same(certain: int) -> N
         events = await speak(client, pcm("librivox-0880"))
     assert [event.type for event in events].count("transcript") == 1
     assert Transcript.from_event(events[-1]).text == streamed(heard)
+
+
+@pytest.mark.parametrize("name", ["jfk", "librivox-0880", "librivox-0930"])
+async def test_speech_at_its_own_pace_is_heard_as_a_file_is(server: tuple[Server, int], name: str) -> None:
+    """Word errors against what the file door of the same server makes of the same clip."""
+    running, port = server
+    file = await asyncio.to_thread(running.transcribe, DATA / f"{name}.wav")
+    events, _ = await speak_and_listen(port, pcm(name), language="en")
+    heard = streamed(events)
+    assert word_errors(file.json()["text"], heard) <= 2, heard
 
 
 async def test_longer_than_the_engine_takes_at_once(server: tuple[Server, int]) -> None:

@@ -74,6 +74,10 @@ _json = st.recursive(
 )
 
 
+objects = st.dictionaries(_texts, _json, max_size=3)
+"""Anything that a JSON object may hold."""
+
+
 def messages(controls: Sequence[dict[str, Any]]) -> st.SearchStrategy[str | bytes]:
     """Audio, the dialect's own controls, and everything that looks like one or does not."""
     known = st.sampled_from(controls).map(json.dumps)
