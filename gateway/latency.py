@@ -73,6 +73,7 @@ class LatencyLog:
             "finish_reason": final.finish_reason,
             "audio_ms": round(seconds(final.end_sample - final.start_sample) * 1e3),
             "windows": final.timings.windows,
+            "windows_listening": final.timings.windows_listening,
             "revised": round(final.revised, 3),
             **{f"{name}_ms": ms for name, ms in stages_ms(final.timings, time.monotonic_ns()).items()},
         }

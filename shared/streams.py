@@ -183,6 +183,8 @@ class UtteranceTimings(msgspec.Struct, frozen=True, array_like=True):
     decode_ns: int = 0
     windows: int = 0
     """Windows that the encoder has computed for this utterance, all updates together."""
+    windows_listening: int = 0
+    """The same of the smaller model that listened before, where there are two."""
 
 
 class UtteranceFinal(Message, frozen=True, tag="utterance_final"):

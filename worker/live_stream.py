@@ -243,6 +243,7 @@ class LiveStream:
                 sum(work.prefill_ns for work in works),
                 sum(work.decode_ns for work in works),
                 sum(work.windows for work in works),
+                max(work.windows_listening for work in works),
             ),
         )
 
@@ -330,4 +331,5 @@ class LiveStream:
             prefill_ns=final.work.prefill_ns,
             decode_ns=final.work.decode_ns,
             windows=final.work.windows,
+            windows_listening=final.work.windows_listening,
         )

@@ -79,6 +79,8 @@ class Work:
     decode_ns: int = 0
     windows: int = 0
     """Windows that the encoder has computed for it, all its life."""
+    windows_listening: int = 0
+    """The same of the smaller model that listened before, where there are two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ class EngineSequence(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a step would do something for it now (new audio at its cadence, an unfinished decode)."""
+        ...
+
+    @property
+    def windows_encoded(self) -> int:
+        """Windows that an encoder has computed for it so far; 0 of an engine without one."""
         ...
 
 
@@ -194,6 +201,10 @@ class BufferedSequence:
     @property
     def ready(self) -> bool:
         return self.finished
+
+    @property
+    def windows_encoded(self) -> int:
+        return 0
 
     def append(self, audio: Audio) -> None:
         self.chunks.append(audio)

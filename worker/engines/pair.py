@@ -37,9 +37,16 @@ class PairSequence:
         """Kept for the main model while the small one listens."""
         self.frozen = request.prefix
 
+        self.listened = 0
+        """Windows that the small one has encoded."""
+
     @property
     def ready(self) -> bool:
         return self.inner.ready
+
+    @property
+    def windows_encoded(self) -> int:
+        return self.listened + self.inner.windows_encoded
 
 
 class PairEngine:
@@ -85,6 +92,7 @@ class PairEngine:
     def finish(self, sequence: EngineSequence) -> None:
         row = _own(sequence)
         if row.engine is self._small:
+            row.listened = row.inner.windows_encoded
             self._small.cancel(row.inner)
             request = replace(row.request, prefix=row.frozen)
             row.engine, row.inner = self._main, self._main.open(request)
@@ -136,5 +144,7 @@ def _own(sequence: EngineSequence) -> PairSequence:
 
 def _outer(event: EngineEvent, row: PairSequence) -> EngineEvent:
     match event:
-        case Hypothesis() | Final() | SequenceFailed():
+        case Final():
+            return replace(event, sequence=row, work=replace(event.work, windows_listening=row.listened))
+        case Hypothesis() | SequenceFailed():
             return replace(event, sequence=row)
