@@ -7,8 +7,9 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+import av
 import numpy as np
 import soxr
 
@@ -17,8 +18,10 @@ from shared.messages import RawAudio
 from shared.pcm import SAMPLE_RATE
 from worker.decode import PcmDecoder, decode_stream
 from worker.engines.base import Audio
+from worker.pcm import mono
 
 CONTAINER = "container"
+G729 = "g729"
 SETTLE_SECONDS = 2.0
 """For a decoder to use up what it was given; it takes milliseconds."""
 _EMPTY = np.zeros(0, np.float32)
@@ -40,11 +43,49 @@ class LiveDecoder(Protocol):
     def close(self) -> None: ...
 
 
+class _Pieces(Protocol):
+    def decode(self, data: bytes) -> Audio:
+        """Float32 mono at the stream's own rate; bytes of an unfinished frame wait for the next piece."""
+        ...
+
+
+class G729Decoder:
+    """Headerless G.729 (ITU-T G.729, annex A included): 10 bytes are 10 ms, 80 samples at 8 kHz.
+
+    The shorter frames of annex B, comfort noise of a sender that is silent, cannot be told apart without the packets that they
+    came in, so a stream that has them is not this encoding.
+    """
+
+    FRAME_BYTES, FRAME_SAMPLES, RATE = 10, 80, 8_000
+
+    def __init__(self) -> None:
+        codec: Any = av.CodecContext.create("g729", "r")
+        codec.sample_rate = self.RATE
+        codec.layout = "mono"
+        self._codec = codec
+        self._rest = b""
+
+    def decode(self, data: bytes) -> Audio:
+        data = self._rest + data
+        whole = len(data) - len(data) % self.FRAME_BYTES
+        self._rest = data[whole:]
+        frames = [self._frame(data[start : start + self.FRAME_BYTES]) for start in range(0, whole, self.FRAME_BYTES)]
+        return np.concatenate(frames) if frames else _EMPTY
+
+    def _frame(self, frame: bytes) -> Audio:
+        """Silence for one that cannot be decoded: what comes behind it stays at its time."""
+        try:
+            decoded = [np.frombuffer(out.planes[0], "<i2", out.samples) for out in self._codec.decode(av.Packet(frame))]
+        except av.FFmpegError:
+            decoded = []
+        return mono([np.concatenate(decoded)]) if decoded else np.zeros(self.FRAME_SAMPLES, np.float32)
+
+
 class PcmStream:
     """Headerless audio. The resampler keeps its state from piece to piece, so borders are inaudible."""
 
     def __init__(self, audio: RawAudio) -> None:
-        self._pcm = PcmDecoder(audio)
+        self._pcm: _Pieces = G729Decoder() if audio.encoding == G729 else PcmDecoder(audio)
         self._resampler = (
             None
             if audio.sample_rate == SAMPLE_RATE

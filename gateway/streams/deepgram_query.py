@@ -12,6 +12,8 @@ from shared.messages import RawAudio
 from shared.streams import Endpointing, StreamOptions
 
 PCM = {"linear16": "s16le", "linear32": "f32le", "mulaw": "mulaw", "alaw": "alaw"}
+G729 = "g729"
+G729_RATE = 8000
 CONTAINERS = ("opus", "ogg-opus", "webm", "flac", "amr-nb", "amr-wb", "speex")
 """Encodings that say themselves what they are, with their headers."""
 FAMILIES = ("nova", "enhanced", "base", "whisper", "general", "phonecall", "meeting", "video")
@@ -58,16 +60,26 @@ def _audio(fields: QueryParams) -> RawAudio:
     encoding = fields.get("encoding", "").strip().lower()
     if not encoding or encoding in CONTAINERS:
         return RawAudio("container", 0, 0)
+    if encoding == G729:
+        return _g729(fields)
     if encoding not in PCM:
         raise Unsupported(
             f"The encoding {encoding[:40]!r} cannot be decoded.",
-            hint=f"Use {', '.join(PCM)}, or a container such as ogg-opus or webm.",
+            hint=f"Use {', '.join((*PCM, G729))}, or a container such as ogg-opus or webm.",
             param="encoding",
         )
     if encoding.startswith("linear") and not fields.get("sample_rate", "").strip():
         raise MissingField(f"{encoding} needs a sample_rate.", param="sample_rate")
     channels = query.whole(fields, "channels", 1, 1, 8)
     return RawAudio(PCM[encoding], query.sample_rate(fields, 8000), channels)
+
+
+def _g729(fields: QueryParams) -> RawAudio:
+    """It has one rate and one channel. Raises BadRequest for others."""
+    for name, only in (("sample_rate", G729_RATE), ("channels", 1)):
+        if query.whole(fields, name, only, 1, 192_000) != only:
+            raise BadRequest(f"{name} of g729 is {only}.", param=name)
+    return RawAudio(G729, G729_RATE, 1)
 
 
 def _endpointing(fields: QueryParams) -> Endpointing:

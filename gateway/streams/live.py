@@ -58,6 +58,8 @@ CONTAINER = "container"
 _CONTAINER_BYTES_PER_SECOND = 192_000
 """Of the fattest container that carries speech, stereo PCM at 48 kHz: a guess that is too low would starve the decoder."""
 _WIDTHS = {"s16le": 2, "f32le": 4, "s32le": 4, "mulaw": 1, "alaw": 1}
+_CODED = {"g729": (10, 100)}
+"""Encodings whose frames hold more than one sample: bytes of a frame, frames a second."""
 
 
 class PcmClock:
@@ -65,8 +67,9 @@ class PcmClock:
 
     def __init__(self, audio: RawAudio) -> None:
         self.container = audio.encoding == CONTAINER
-        self._frame = 1 if self.container else _WIDTHS[audio.encoding] * audio.channels
-        self._rate = audio.sample_rate or SAMPLE_RATE
+        coded = _CODED.get(audio.encoding)
+        self._frame = 1 if self.container else coded[0] if coded else _WIDTHS[audio.encoding] * audio.channels
+        self._rate = coded[1] if coded else audio.sample_rate or SAMPLE_RATE
         self._step = SAMPLE_RATE // gcd(SAMPLE_RATE, self._rate)
         self.bytes_per_second = _CONTAINER_BYTES_PER_SECOND if self.container else float(self._frame * self._rate)
 

@@ -176,7 +176,7 @@ async def test_a_browser_brings_its_key_as_a_subprotocol(scripted: Server) -> No
     ("query", "status", "code"),
     [
         ("encoding=linear16", 400, "missing_field"),
-        ("encoding=g729&sample_rate=8000", 501, "unsupported"),
+        ("encoding=mp4a&sample_rate=8000", 501, "unsupported"),
         ("encoding=mulaw&diarize=true", 501, "unsupported"),
         ("encoding=mulaw&model=gpt-9", 404, "model_not_found"),
     ],
@@ -188,6 +188,20 @@ async def test_what_cannot_be_done_is_refused_at_the_handshake(
         await connect(url(scripted, query), additional_headers={"Authorization": "Token secret"})
     assert caught.value.response.status_code == status
     assert json.loads(caught.value.response.body or b"")["error"]["code"] == code
+
+
+async def test_a_stream_of_g729_is_as_long_as_its_frames_say(scripted: Server) -> None:
+    """There is no encoder to make speech with; 10 bytes are 10 ms whatever they say, and pieces need not be frames."""
+    sound = np.random.default_rng(3).bytes(1500)
+    headers = {"Authorization": "Token secret"}
+    async with connect(url(scripted, "encoding=g729&sample_rate=8000"), additional_headers=headers) as socket:
+        for start in range(0, len(sound), 33):
+            await socket.send(sound[start : start + 33])
+        await socket.send('{"type":"CloseStream"}')
+        messages = [json.loads(message) async for message in socket]
+    assert messages[-1]["type"] == "Metadata"
+    assert messages[-1]["duration"] == pytest.approx(1.5, abs=0.001)
+    assert socket.close_code == 1000
 
 
 async def test_a_language_that_the_model_does_not_know_is_refused_at_the_handshake(server: Server) -> None:

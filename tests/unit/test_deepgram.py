@@ -142,7 +142,9 @@ def test_endpointing(asked: str, rules: Endpointing) -> None:
     ("query", "kind", "param"),
     [
         ("encoding=linear16", BadRequest, "sample_rate"),
-        ("encoding=g729&sample_rate=8000", Unsupported, "encoding"),
+        ("encoding=mp4a&sample_rate=8000", Unsupported, "encoding"),
+        ("encoding=g729&sample_rate=16000", BadRequest, "sample_rate"),
+        ("encoding=g729&channels=2", BadRequest, "channels"),
         ("encoding=mulaw&sample_rate=0", BadRequest, "sample_rate"),
         (f"{PCM}&utterance_end_ms=999", BadRequest, "utterance_end_ms"),
         (f"{PCM}&endpointing=soon", BadRequest, "endpointing"),
@@ -159,6 +161,11 @@ def test_what_cannot_be_done_is_refused(query: str, kind: type[BadRequest], para
     with pytest.raises(kind) as caught:
         deepgram_query.parse(QueryParams(query))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("asked", ["encoding=g729", "encoding=G729&sample_rate=8000&channels=1"])
+def test_g729_has_one_rate(asked: str) -> None:
+    assert deepgram_query.parse(QueryParams(asked)).options.audio == RawAudio("g729", 8_000, 1)
 
 
 def test_one_channel_may_be_called_many() -> None:
