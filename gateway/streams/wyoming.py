@@ -2,7 +2,7 @@
 
 Home Assistant decides where speech ends, so an utterance here is everything between ``audio-start`` and ``audio-stop``, however
 many pieces the engine makes of it. What is certain is sent while audio still comes (``transcript-start``, ``transcript-chunk``);
-together the chunks are the text of the ``transcript``. Home Assistant passes over them, as the protocol wants it: nobody asks for
+together the chunks are the text of the ``transcript``, unless there has been an error. Home Assistant passes over them, as the protocol wants it: nobody asks for
 them, the server says that it has them.
 
 Like the other dialects this is a state machine without socket, clock or loop; ``wyoming_server`` acts it out.
@@ -152,7 +152,7 @@ class Wyoming:
         if not self._open:
             return []
         if self._answering:
-            return self._answer()
+            return self._answer(self._text.sent)
         effects: list[Effect] = [Drop(self._track)]
         if self._started:
             effects.append(WyomingEvent("transcript-stop"))
@@ -171,7 +171,7 @@ class Wyoming:
                 self._language = language or self._language
                 return self._send(self._text.final(number, text))
             case StreamDone():
-                return self._answer()
+                return self._answer(self._text.sent)
         return []
 
     def failed(self, error: NapscribeError, track: int) -> Sequence[Effect]:
@@ -179,7 +179,8 @@ class Wyoming:
         return self.refuse(error) if self._open and track == self._track else []
 
     def refuse(self, error: NapscribeError) -> Sequence[Effect]:
-        """Say what is wrong, and the transcript that Home Assistant waits for in any case: what has been sent of it.
+        """Say what is wrong, and the transcript that Home Assistant waits for in any case. It is empty: half of a command, which
+        nobody has finished, must not be obeyed.
 
         Audio that is still on its way, up to ``audio-stop``, is not heard.
         """
@@ -187,7 +188,7 @@ class Wyoming:
         if self._refused:
             return [said]
         self._refused = not self._answering
-        return [said, *self._answer()]
+        return [said, *self._answer("")]
 
     # ------------------------------------------------------------ saying
 
@@ -200,9 +201,9 @@ class Wyoming:
         self._started = True
         return [WyomingEvent("transcript-start", _language(self._language)), chunk]
 
-    def _answer(self) -> Sequence[Effect]:
+    def _answer(self, text: str) -> Sequence[Effect]:
         effects: list[Effect] = [Drop(self._track)] if self._open else []
-        effects.append(_transcript(self._text.sent, self._language))
+        effects.append(_transcript(text, self._language))
         if self._started:
             effects.append(WyomingEvent("transcript-stop"))
         self._rest()
