@@ -18,8 +18,8 @@ from worker.engines.qwen3.arithmetic import Arithmetic, Cache, HeadShape, LayerW
 from worker.engines.qwen3.layout import Layout
 
 try:
-    import triton  # type: ignore[import-not-found, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:
     triton = None
 
