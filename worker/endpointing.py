@@ -198,7 +198,9 @@ class Endpointer:
             actions: list[Action] = self._feed(utterance, self.position)
         else:
             tail = utterance.last_speech + TAIL_SAMPLES
-            actions = self._feed(utterance, min(self.position, tail))
+            # Not frame by frame: an engine that began to hear half of the tail would be busy when the pause is told, and the
+            # final would wait for both.
+            actions = self._feed(utterance, tail) if self.position >= tail else []
             if self.position >= tail and not utterance.paused and utterance.frames >= MIN_SPEECH_FRAMES:
                 utterance.paused = True
                 actions.append(Pause(utterance.number))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.torch,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from tests.gpu.marks import NEEDS_CUDA, torch
+
+pytestmark = NEEDS_CUDA
 
 WIDTH, LENGTH, SLOTS = 128, 1280, 6
 ERROR = {"float32": 1e-5, "bfloat16": 2e-2}

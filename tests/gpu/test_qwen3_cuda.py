@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 
 from shared.messages import Lane
+from tests.gpu.marks import NEEDS_CUDA, torch
 from worker.engines.base import Audio, Final, SequenceRequest
 
-torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.torch,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*NEEDS_CUDA, pytest.mark.timeout(300)]
 
 FOLDER = Path(__file__).parents[1] / "data" / "qwen3-asr-tiny"
 CLIPS = [path for path in sorted((FOLDER / "samples").glob("*.wav")) if "mulaw" not in path.name]

@@ -15,18 +15,13 @@ import pytest
 
 from tests.clients.pace import s16
 from tests.clients.test_live_native import talking
+from tests.gpu.marks import NEEDS_CUDA, torch
 from tests.process.test_qwen3 import LONG, TINY, WAVES, killed_in_mid_stream, said
 from tests.server import Server, events_of, serving
 from tests.speech import silence, wav, word_errors
 from worker.cores import usable_cores
 
-torch = pytest.importorskip("torch", reason="needs the `qwen` extra")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.torch,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [*NEEDS_CUDA, pytest.mark.timeout(300)]
 
 LONG_TEXT = " ".join([said(LONG)] * 20)
 MIB = 2**20

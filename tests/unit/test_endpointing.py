@@ -84,6 +84,17 @@ def test_a_cough_is_not_worth_hearing_early() -> None:
     assert not any(isinstance(action, Pause) for action in actions)
 
 
+def test_quiet_is_held_back_until_it_is_a_pause_or_speech_goes_on() -> None:
+    """An engine that heard half of it would be busy when the pause is told, and the final would wait."""
+    endpointer = Endpointer(RULES, 30)
+    play(endpointer, (SPEECH, 20))
+    assert play(endpointer, (SILENCE, 6)) == []
+    resumed = play(endpointer, (SPEECH, 1))
+    assert heard(resumed, 0).tolist() == list(range(20 * FRAME, 27 * FRAME)), "all of it, before the word"
+    assert play(endpointer, (SILENCE, 6)) == []
+    assert [type(action) for action in play(endpointer, (SILENCE, 1))] == [Speech, Pause]
+
+
 def test_a_pause_shorter_than_the_setting_ends_nothing() -> None:
     actions = play(Endpointer(RULES, 30), (SPEECH, 20), (SILENCE, SILENCE_FRAMES - 1), (SPEECH, 20), (SILENCE, 20))
     assert kinds(actions) == [Begin, End]

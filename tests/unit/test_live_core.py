@@ -496,6 +496,15 @@ async def test_a_reader_that_does_not_read_loses_partials_first_and_then_the_str
     assert sum(isinstance(event, StreamProgress) for event in read) == 1
 
 
+async def test_a_guess_that_reaches_further_than_ever_clears_a_call_and_no_other_does() -> None:
+    stream = LiveStream("s", SPEECH, lambda _: None, lost)
+    stream.take(SpeechStarted(1, "s", 0, 0))
+    for through, cleared in ((8_000, True), (8_000, False), (7_000, False), (8_001, True)):
+        stream.crashes = 2
+        stream.take(Partial(1, "s", 0, through, "words"))
+        assert stream.crashes == (0 if cleared else 2), through
+
+
 async def test_an_error_comes_after_what_was_said_before_it() -> None:
     stream = LiveStream("s", SPEECH, lambda _: None, lost)
     stream.take(SpeechStarted(1, "s", 0, 0))
