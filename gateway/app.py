@@ -164,6 +164,7 @@ def _worker_options(base: Ground) -> list[str]:
         "--live-model": settings.live_model,
         "--aligner": aligner(settings.aligner, model),
         "--threads": settings.threads,
+        "--cpus": settings.cpus,
         "--gpu-memory-mb": settings.gpu_memory_mb,
         "--debug-timing": settings.debug_timing,
     }

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from shared.cores import NEAR_GPU, format_cores, parse_cores
+
 PREFIX = "NAPSCRIBE_"
 
 
@@ -36,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float
     start_stall_seconds: float
     threads: int
+    cpus: str
     gpu_memory_mb: int
     aligner: str
     latency_log: Path | None
@@ -92,6 +95,16 @@ def _url(text: str) -> str:
 
 def _keys(text: str) -> tuple[str, ...]:
     return tuple(key.strip() for key in text.split(",") if key.strip())
+
+
+def _cores(text: str) -> str:
+    """As Linux would write them. Raises ValueError for cores that this process may not use: the worker may not, either."""
+    if not text or text == NEAR_GPU:
+        return text
+    cores = parse_cores(text)
+    if not cores <= os.sched_getaffinity(0):
+        raise ValueError
+    return format_cores(cores)
 
 
 def _folder(default: str) -> Callable[[str], Path]:
@@ -181,6 +194,13 @@ TABLE: tuple[Setting, ...] = (
         "seconds, 0.1 or more",
     ),
     _row("threads", "0", "CPU threads of the engine; 0 is one per core.", _number(int, 0, 1024), "0 to 1024"),
+    _row(
+        "cpus",
+        "",
+        "Cores that the worker keeps to, `0-3,8`; `gpu` is those on the card's NUMA node. Empty: wherever the gateway may run.",
+        _cores,
+        f"cores of {format_cores(os.sched_getaffinity(0))}, as in 0-3,8, or gpu",
+    ),
     _row(
         "gpu_memory_mb",
         "0",

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared import journal
+from shared.cores import NEAR_GPU, parse_cores
 from shared.errors import NapscribeError
 from shared.messages import Capabilities, Fatal, Lane, Pong, Progress, Ready
 from shared.recorder import Recorder
+from worker.cores import pin
 from worker.guard import die_with
 from worker.inbox import Bell, Inbox
 
@@ -155,6 +157,7 @@ def _engine_options(arguments: argparse.Namespace, wake: Callable[[], None]) -> 
 
     return EngineOptions(
         threads=arguments.threads,
+        near_gpu=arguments.cpus == NEAR_GPU,
         gpu_memory_mb=arguments.gpu_memory_mb,
         aligner=arguments.aligner,
         live_model=arguments.live_model,
@@ -176,6 +179,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--recorder", type=int, required=True, help="inherited descriptor")
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--cpus", default="")
     parser.add_argument("--gpu-memory-mb", type=int, default=0)
     parser.add_argument("--aligner", default="")
     parser.add_argument("--live-model", default="")
@@ -186,6 +190,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = _parse(sys.argv[1:])
     die_with(arguments.parent)
+    if arguments.cpus not in {"", NEAR_GPU}:
+        pin(parse_cores(arguments.cpus))  # before there are threads, and libraries that count cores
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     journal.bind(process="worker", generation=arguments.generation, pid=os.getpid())

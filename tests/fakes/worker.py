@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(name, required=True)
     for name in ("--generation", "--parent", "--recorder"):
         parser.add_argument(name, type=int, required=True)
-    for name in ("--threads", "--gpu-memory-mb", "--aligner", "--live-model", "--debug-timing"):
+    for name in ("--threads", "--cpus", "--gpu-memory-mb", "--aligner", "--live-model", "--debug-timing"):
         parser.add_argument(name, default="")
     parser.add_argument("--trace", default="")
     parser.add_argument("--segment-bytes", type=int, default=1000)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,7 +20,7 @@ from tests.gpu.marks import NEEDS_CUDA, torch
 from tests.process.test_qwen3 import LONG, TINY, WAVES, killed_in_mid_stream, said
 from tests.server import Server, events_of, serving
 from tests.speech import silence, wav, word_errors
-from worker.cores import usable_cores
+from worker.cores import cores_near, usable_cores
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.timeout(300)]
 
@@ -130,3 +131,15 @@ def test_many_files_are_read_in_processes_beside_the_engine(server: Server, tmp_
     os.kill(server.worker_pid(), signal.SIGKILL)
     _gone, alive = psutil.wait_procs(children, 10)
     assert not alive
+
+
+def test_a_worker_near_its_card(tmp_path: Path) -> None:
+    """Every thread, those of CUDA and the engine included, on the cores that the kernel calls local to the card."""
+    card: Any = torch.cuda.get_device_properties(0)
+    address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+    near = cores_near(address) & os.sched_getaffinity(0)
+    with serving(model=TINY, gpu_memory_mb=BUDGET_MIB, cpus="gpu") as server:
+        server.transcribe(WAVES[0]).raise_for_status()
+        tasks = [int(task.name) for task in Path(f"/proc/{server.worker_pid()}/task").iterdir()]
+        assert near
+        assert all(os.sched_getaffinity(task) <= near for task in tasks)

@@ -18,6 +18,8 @@ class EngineOptions:
 
     threads: int = 0
     """CPU threads; 0 is the engine's choice."""
+    near_gpu: bool = False
+    """Keep this process to the cores on the card's NUMA node."""
     gpu_memory_mb: int = 0
     """Bound on weights, slots and working memory; 0 is what is free."""
     memory_share: float = 1.0
@@ -57,6 +59,7 @@ def _single(model: str, options: EngineOptions) -> Engine:
         return Qwen3Engine(
             model,
             threads=options.threads,
+            near_gpu=options.near_gpu,
             gpu_memory_mb=options.gpu_memory_mb,
             memory_share=options.memory_share,
             aligner=options.aligner,

@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from shared.cores import format_cores
 from shared.errors import ModelLoadFailed, OutOfMemory
+from shared.journal import log
+from worker.cores import cores_near, pin
 
 _CUDA_THREADS = 2
 """Beside a GPU the CPU only launches; more threads take time from the decoding of files."""
@@ -30,8 +34,9 @@ class Device:
         return self.where.type == "cuda"
 
 
-def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 0) -> Device:
-    """Choose and configure. ``where``: ``cuda``, ``cuda:1``, ``cpu`` or empty for the best there is.
+def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 0, near_gpu: bool = False) -> Device:
+    """Choose and configure. ``where``: ``cuda``, ``cuda:1``, ``cpu`` or empty for the best there is. ``near_gpu`` keeps the whole
+    process to the cores on the card's NUMA node; what it allocates from now on lies there, too.
 
     Raises ModelLoadFailed where CUDA is asked for and is not there.
     """
@@ -43,6 +48,8 @@ def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 
         )
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if near_gpu and device.type == "cuda":
+        _stay_near(device)
     cores = len(os.sched_getaffinity(0))
     chosen = Device(device, dtype, threads or (min(cores, _CUDA_THREADS) if device.type == "cuda" else cores))
     if device.type == "cuda":
@@ -54,6 +61,15 @@ def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 
         torch.backends.cudnn.allow_tf32 = dtype is not torch.float32
     claim_threads(chosen)
     return chosen
+
+
+def _stay_near(device: torch.device) -> None:
+    card: Any = torch.cuda.get_device_properties(device)
+    address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+    cores = cores_near(address) & os.sched_getaffinity(0)
+    if cores:
+        pin(cores)
+    log("cores near the GPU", card=address, cores=format_cores(cores) or "unknown")
 
 
 def claim_threads(device: Device) -> None:

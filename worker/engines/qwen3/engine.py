@@ -61,7 +61,7 @@ LogitsHook = Callable[[Tensor, Sequence[EngineSequence]], Tensor]
 class Qwen3Engine:
     """The engine contract (``worker.engines.base``) over a Qwen3-ASR checkpoint.
 
-    ``model``: folder or hub id. ``device``, ``dtype``, ``threads``: empty, None and 0 choose. ``gpu_memory_mb`` bounds
+    ``model``: folder or hub id. ``device``, ``dtype``, ``threads``: empty, None and 0 choose. ``near_gpu``: see ``device.set_up``. ``gpu_memory_mb`` bounds
     weights, slots and working memory; 0 takes what is free, or ``memory_share`` of it. ``max_slots``: an upper bound on slots, 0 for the default.
     ``aligner``: folder or hub id of a forced aligner, loaded when the first request asks for words; empty for none. ``wake`` is
     called from another thread when a row that waited for it has become ready.
@@ -78,12 +78,13 @@ class Qwen3Engine:
         max_slots: int = 0,
         slot_length: int = SLOT_LENGTH,
         threads: int = 0,
+        near_gpu: bool = False,
         graphs: bool = True,
         aligner: str = "",
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._model_name = model
-        self._want = (device, dtype, threads)
+        self._want = (device, dtype, threads, near_gpu)
         self._gpu_memory = (gpu_memory_mb, memory_share)
         self._max_slots = max_slots
         self._slot_length = slot_length
@@ -98,8 +99,8 @@ class Qwen3Engine:
     @torch.inference_mode()
     def load(self, report: Report) -> Capabilities:
         report("loading", 0.0)
-        where, dtype, threads = self._want
-        self._device = devices.set_up(where, dtype=dtype, threads=threads)
+        where, dtype, threads, near_gpu = self._want
+        self._device = devices.set_up(where, dtype=dtype, threads=threads, near_gpu=near_gpu)
         checkpoint = open_checkpoint(self._model_name, report)
         report("loading", 0.1)
         with devices.typed_out_of_memory("loading the weights"):
