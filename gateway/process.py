@@ -17,22 +17,34 @@ MAX_LINE_BYTES = 4096
 MAX_LINES_PER_SECOND = 500
 """Lines beyond it are counted, not forwarded: a worker that floods its stderr slows nobody down."""
 
+LAST_WORDS_SECONDS = 0.2
+"""For the pipe to end after the worker has. What the worker itself wrote is there by then, but a process outside of its group
+may hold it open."""
+REAP_SECONDS = 1.0
+"""For children of a worker to end after SIGKILL; one in an uninterruptible wait must not hold up the next start."""
 
-class WorkerProcess:
-    """A started worker. Its stderr is always drained, so it can never block on it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.pid = process.pid
+class WorkerProcess(asyncio.SubprocessProtocol):
+    """A started worker. Its stderr is always drained, so it can never block on it.
+
+    The end of the process and the end of its stderr are two things: what it forked may hold the pipe open. That is why this is a
+    protocol of its own: ``asyncio.subprocess.Process.wait`` waits for both in some versions of Python (gh-119710).
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
         self.tail: collections.deque[str] = collections.deque(maxlen=STDERR_TAIL_LINES)
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._exited, self._drained = asyncio.Event(), asyncio.Event()
+        self._rest = b""
         self._window = 0.0
         self._lines = 0
-        self._reader = asyncio.create_task(self._drain())
 
     @classmethod
     async def spawn(cls, argv: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]) -> WorkerProcess:
         """Start ``argv`` in its own session and process group; it inherits ``descriptors``. Raises OSError."""
-        process = await asyncio.create_subprocess_exec(
+        _transport, process = await asyncio.get_running_loop().subprocess_exec(
+            cls,
             *argv,
             env=dict(env),
             stdin=asyncio.subprocess.DEVNULL,
@@ -41,7 +53,7 @@ class WorkerProcess:
             start_new_session=True,
             pass_fds=descriptors,
         )
-        return cls(process)
+        return process
 
     def signal(self, number: signal.Signals) -> None:
         """Send to the whole group; a group that is gone is fine."""
@@ -50,24 +62,49 @@ class WorkerProcess:
 
     async def wait(self) -> str:
         """Reap, end what the worker may have forked, and say how it ended."""
-        code = await self._process.wait()
+        await self._exited.wait()
         self.signal(signal.SIGKILL)
-        # A forked child may still hold the pipe open: what the worker itself wrote is there by now.
-        with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(self._reader, 0.2)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), LAST_WORDS_SECONDS)
+        await self._reap_orphans()
+        assert self._transport is not None
+        code = self._transport.get_returncode()
+        assert code is not None
+        self._transport.close()
         return describe_exit(code)
 
-    async def _drain(self) -> None:
-        stream = self._process.stderr
-        assert stream is not None
-        rest = b""
-        while chunk := await stream.read(65536):
-            *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[-MAX_LINE_BYTES:]
-            for line in lines:
-                self._forward(line[:MAX_LINE_BYTES].decode(errors="replace"))
-        if rest:
-            self._forward(rest.decode(errors="replace"))
+    async def _reap_orphans(self) -> None:
+        """As the first process of a container we inherit what the worker had started, and nobody else buries it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + REAP_SECONDS
+        while loop.time() < end:
+            try:
+                dead = os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+            except ChildProcessError:  # none is ours, or none is left
+                return
+            if dead is None:
+                await asyncio.sleep(0.01)
+
+    # ------------------------------------------------------------ what the loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport, self.pid = transport, transport.get_pid()
+
+    def process_exited(self) -> None:
+        self._exited.set()
+
+    def pipe_data_received(self, _fd: int, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-MAX_LINE_BYTES:]
+        for line in lines:
+            self._forward(line[:MAX_LINE_BYTES].decode(errors="replace"))
+
+    def pipe_connection_lost(self, _fd: int, _exc: Exception | None) -> None:
+        if self._rest:
+            self._forward(self._rest.decode(errors="replace"))
+            self._rest = b""
+        self._drained.set()
 
     def _forward(self, line: str) -> None:
         self.tail.append(line)
