@@ -203,6 +203,8 @@ class Supervisor:
             "engine": worker.capabilities.engine if worker else None,
             "device": worker.capabilities.device if worker else None,
             "slots": worker.capabilities.slots if worker else None,
+            "live_model": (worker.capabilities.live_model or None) if worker else None,
+            "live_slots": worker.capabilities.live_slots if worker else None,
             "max_live": worker.capabilities.max_live if worker else None,
             "working_on": {lane.name.lower(): self.pong.queued.get(lane, 0) if worker else 0 for lane in Lane},
             "steps": self.pong.steps if worker else 0,

@@ -105,7 +105,10 @@ class Capabilities(msgspec.Struct, frozen=True, array_like=True):
     """A step that runs longer than this is stuck."""
     device: str = "cpu"
     slots: int = 0
-    """KV slots, where the engine has them."""
+    """KV slots, where the engine has them; of the main model where there are two."""
+    live_model: str = ""
+    """The smaller one that hears calls, where there are two."""
+    live_slots: int = 0
 
 
 class Ready(Message, frozen=True, tag="ready"):

@@ -75,6 +75,8 @@ class PairEngine:
             main,
             languages=languages,
             max_live=small.max_live,
+            live_model=small.model,
+            live_slots=small.slots,
             max_step_s=max(main.max_step_s, small.max_step_s),
             max_segment_s=min(main.max_segment_s, small.max_segment_s),
         )
