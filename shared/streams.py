@@ -206,7 +206,7 @@ class UtteranceFinal(Message, frozen=True, tag="utterance_final"):
     finish_reason: str = "stop"
     """``stop``, or why the engine ended before the sound did: ``repetition`` or ``length``."""
     cause: str = "silence"
-    """Why it ended: ``silence``, ``length``, ``request`` or ``close``."""
+    """Why it ended: ``silence``, ``stall`` (no audio came any more), ``length``, ``request`` or ``close``."""
     revised: float = 0.0
     """Share of the words shown in partials that the final has otherwise, 0 to 1."""
     timings: UtteranceTimings = UtteranceTimings()

@@ -7,6 +7,7 @@ silence keeps the engine from hearing what nobody said. An utterance that grows 
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -82,6 +83,8 @@ class _Utterance:
     last_speech: int
     """End of the last speech frame."""
     announced_end: int = -1
+    next_start: int = sys.maxsize
+    """Of a resumed one: from here on the audio is the next one's."""
     frames: int = 0
     """Frames of speech."""
     paused: bool = False
@@ -163,6 +166,8 @@ class Endpointer:
         known = self._resumed.popleft()
         start = max(known.start_sample, self._kept_start)
         self._open = _Utterance(known.utterance, start, start, start, known.end_sample)
+        if self._resumed:
+            self._open.next_start = self._resumed[0].start_sample
         self._open.regions.append([start, start])
         self._open.speech_due = start + self._preroll + START_WINDOW * FRAME
         self._next = max(self._next, known.utterance + 1)
@@ -228,10 +233,15 @@ class Endpointer:
         end = utterance.announced_end
         utterance.frames = MIN_SPEECH_FRAMES
         utterance.regions[0][1] = end
-        actions: list[Action] = self._feed(utterance, min(self.position, end + TAIL_SAMPLES))
-        if self.position >= end + TAIL_SAMPLES:
+        tail = self._tail(utterance, end)
+        actions: list[Action] = self._feed(utterance, min(self.position, tail))
+        if self.position >= tail:
             actions += self._close(utterance, end, "silence")
         return actions
+
+    @staticmethod
+    def _tail(utterance: _Utterance, end: int) -> int:
+        return min(end + TAIL_SAMPLES, max(end, utterance.next_start))
 
     def _pause_enough(self, utterance: _Utterance) -> int:
         """Samples of silence that end the utterance at its present age: the older, the shorter a pause will do."""
@@ -250,7 +260,7 @@ class Endpointer:
         return [Speech(utterance.number, audio)]
 
     def _close(self, utterance: _Utterance, end: int, cause: str, floor: int | None = None) -> list[Action]:
-        tail = min(self.position, max(utterance.fed, end if floor is not None else end + TAIL_SAMPLES))
+        tail = min(self.position, max(utterance.fed, end if floor is not None else self._tail(utterance, end)))
         actions: list[Action] = list(self._feed(utterance, tail))
         regions = tuple((begin, min(stop, end)) for begin, stop in utterance.regions if begin < min(stop, end))
         spoken = utterance.frames >= MIN_SPEECH_FRAMES

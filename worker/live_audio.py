@@ -40,6 +40,7 @@ from worker.endpointing import Action, Begin, End, Endpointer
 from worker.engines.base import Audio
 from worker.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened, Released, Updated
 from worker.live_decode import CONTAINER, LiveDecoder, live_decoder
+from worker.playout import Playout
 from worker.vad import FRAME, SileroVad, VadState
 
 PROGRESS_SECONDS = 0.25
@@ -72,6 +73,13 @@ class _Ear:
     owed: collections.deque[tuple[int, int]] = field(default_factory=collections.deque)
     """(utterance, its first sample) of those that ended and have no final yet."""
     vad_ns: int = 0
+    playout: Playout = field(default_factory=Playout)
+
+    @property
+    def stalls_at_ns(self) -> int:
+        """When the open utterance ends if nothing comes; 0 if none is open, or only the client ends it."""
+        waits = self.endpointer.open and self.endpointer.rules.automatic
+        return self.playout.stalled_from_ns if waits else 0
 
     def arrived_ns(self, sample: int) -> int:
         index = bisect.bisect_left(self.arrivals, (sample, 0))
@@ -136,7 +144,7 @@ class LiveAudio:
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
+            self._wanted.wait(self._seconds_to_stall())
             self._wanted.clear()
             self._began_ns = time.monotonic_ns()
             try:
@@ -154,8 +162,24 @@ class LiveAudio:
         for ear in [ear for ear in self._ears.values() if ear.audio.encoding == CONTAINER]:
             self._fetch(ear)
         self._listen()
+        self._end_stalled()
         for ear in list(self._ears.values()):
             self._progress(ear)
+
+    def _seconds_to_stall(self) -> float | None:
+        stalls = [at for ear in self._ears.values() if (at := ear.stalls_at_ns)]
+        return max(0.0, (min(stalls) - time.monotonic_ns()) / 1e9) if stalls else None
+
+    def _end_stalled(self) -> None:
+        """Not while there is something to be heard: only then is silence the client's."""
+        now = time.monotonic_ns()
+        for ear in [ear for ear in self._ears.values() if 0 < ear.stalls_at_ns <= now]:
+            if self._inbox:
+                return
+            self._settle(ear)
+            if ear.stalls_at_ns <= now:
+                self._fill_frame(ear)
+                self._act(ear, ear.endpointer.finish("stall"))
 
     def _settle_finals(self) -> None:
         while self._finals:
@@ -247,6 +271,7 @@ class LiveAudio:
     @staticmethod
     def _keep(ear: _Ear, audio: Audio, arrived_ns: int) -> None:
         ear.decoded += len(audio)
+        ear.playout.add(len(audio), time.monotonic_ns())
         ear.arrivals.append((ear.decoded, arrived_ns))
         ear.pending = np.concatenate((ear.pending, audio)) if len(ear.pending) else audio
 

@@ -173,6 +173,21 @@ def test_an_announced_end_is_kept() -> None:
     assert (end.end_sample, end.announced) == (20 * FRAME, True)
 
 
+def test_a_resumed_utterance_leaves_the_next_one_its_beginning() -> None:
+    """Late in an utterance a pause of three frames ends it, and the next one begins within what would be its tail."""
+    sound = (SPEECH, 300), (SILENCE, 3), (SPEECH, 20), (SILENCE, 20)
+    actions = play(Endpointer(RULES, 10), *sound)
+    assert kinds(actions) == [Begin, End, Begin, End]
+    known = [
+        OpenUtterance(0, heard(actions, 0)[0], end_sample=next(a.end_sample for a in actions if isinstance(a, End))),
+        OpenUtterance(1, heard(actions, 1)[0]),
+    ]
+    assert known[1].start_sample - known[0].end_sample < TAIL_SAMPLES
+    again = play(Endpointer(RULES, 10, next_utterance=2, resumed=known), *sound)
+    assert kinds(again) == [Begin, End, Begin, End]
+    assert heard(again, 0)[-1] < heard(again, 1)[0] == known[1].start_sample
+
+
 def test_clear_forgets_the_open_utterance() -> None:
     endpointer = Endpointer(RULES, 30)
     play(endpointer, (SPEECH, 20))

@@ -1,0 +1,76 @@
+"""A client that stops sending in mid-utterance, without silence and without a word: it gets its final all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from openai import AsyncOpenAI
+
+from tests.clients.pace import s16, speech_only
+from tests.clients.test_live_native import FIRST, MODEL, SECOND, file_text, talking, tells_of
+from tests.clients.test_openai_realtime import COMPLETED, pieces
+from tests.server import Server
+from tests.speech import clip, resample
+from worker.playout import STALL_NS
+
+STALL_SECONDS = STALL_NS / 1e9
+
+
+async def test_a_gated_microphone_gets_its_finals(server: Server) -> None:
+    """Two utterances with nothing between them but time. Their times are those of the audio, in which there was no pause."""
+    await asyncio.to_thread(server.http.post, f"/api/ps/{MODEL}")
+    first, second = speech_only(clip(FIRST)), speech_only(clip(SECOND))
+    async with talking(server, "language=en") as talk:
+        await talk.until("ready")
+        await talk.say(s16(first))
+        spoken = time.monotonic()
+        final = await talk.until("final")
+        assert time.monotonic() - spoken >= STALL_SECONDS * 0.9, "it did not wait for more"
+        assert final["cause"] == "stall"
+        await talk.say(s16(second))
+        await talk.until("final", 2)
+        await talk.close()
+    assert [event["cause"] for event in talk.of("final")] == ["stall", "stall"]
+    for number, name in enumerate((FIRST, SECOND)):
+        tells_of(await asyncio.to_thread(file_text, server, name), talk.of("final")[number]["text"])
+    (_, end), (begin, last) = [(event["start"], event["end"]) for event in talk.of("final")]
+    assert end <= begin < last <= (len(first) + len(second)) / 16_000
+
+
+async def test_what_a_worker_leaves_open_ends_with_the_next_one(server: Server) -> None:
+    """It dies while the client is silent. The next one hears what there was, and waits as long as ever for more."""
+    await asyncio.to_thread(server.http.post, f"/api/ps/{MODEL}")
+    async with talking(server, "language=en") as talk:
+        await talk.until("ready")
+        await talk.say(s16(speech_only(clip(FIRST))))
+        os.kill(await asyncio.to_thread(server.worker_pid), signal.SIGKILL)
+        final = await talk.until("final")
+        await talk.close()
+    assert final["cause"] == "stall"
+    tells_of(await asyncio.to_thread(file_text, server, FIRST), talk.text)
+    assert len(talk.of("speech_started")) == len(talk.of("speech_stopped")) == len(talk.of("final")) == 1
+    assert not talk.of("error")
+
+
+async def test_only_the_client_ends_a_turn_that_it_said_it_would_end(server: Server) -> None:
+    """OpenAI Realtime without turn detection: push to talk, and a finger that hesitates."""
+    address = f"127.0.0.1:{server.port}/v1"
+    client = AsyncOpenAI(base_url=f"http://{address}", websocket_base_url=f"ws://{address}", api_key="-", max_retries=0)
+    halves = pieces(s16(resample(speech_only(clip(FIRST)), 24_000)), 60_000)
+    completed = []
+    async with client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        manual = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+        await connection.session.update(session=manual)  # type: ignore[arg-type]
+        for half in halves:
+            await connection.input_audio_buffer.append(audio=half)
+            await asyncio.sleep((STALL_SECONDS + 2) if half is halves[0] else 0)
+        await connection.input_audio_buffer.commit()
+        async with asyncio.timeout(30):
+            async for event in connection:
+                if event.type == COMPLETED:
+                    completed.append(event.transcript)
+                    break
+    tells_of(await asyncio.to_thread(file_text, server, FIRST), completed[0])
