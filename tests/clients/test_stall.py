@@ -7,11 +7,9 @@ import os
 import signal
 import time
 
-from openai import AsyncOpenAI
-
 from tests.clients.pace import s16, speech_only
-from tests.clients.test_live_native import FIRST, MODEL, SECOND, file_text, talking, tells_of
-from tests.clients.test_openai_realtime import COMPLETED, pieces
+from tests.clients.test_live_native import FIRST, MODEL, PATIENCE_SECONDS, SECOND, file_text, talking, tells_of
+from tests.clients.test_openai_realtime import collect, pieces, sdk, transcript
 from tests.server import Server
 from tests.speech import clip, resample
 from worker.playout import STALL_NS
@@ -57,20 +55,13 @@ async def test_what_a_worker_leaves_open_ends_with_the_next_one(server: Server) 
 
 async def test_only_the_client_ends_a_turn_that_it_said_it_would_end(server: Server) -> None:
     """OpenAI Realtime without turn detection: push to talk, and a finger that hesitates."""
-    address = f"127.0.0.1:{server.port}/v1"
-    client = AsyncOpenAI(base_url=f"http://{address}", websocket_base_url=f"ws://{address}", api_key="-", max_retries=0)
     halves = pieces(s16(resample(speech_only(clip(FIRST)), 24_000)), 60_000)
-    completed = []
-    async with client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
-        manual = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
-        await connection.session.update(session=manual)  # type: ignore[arg-type]
+    async with sdk(server) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        await connection.session.update(session={"type": "transcription", "audio": {"input": {"turn_detection": None}}})
         for half in halves:
             await connection.input_audio_buffer.append(audio=half)
             await asyncio.sleep((STALL_SECONDS + 2) if half is halves[0] else 0)
         await connection.input_audio_buffer.commit()
-        async with asyncio.timeout(30):
-            async for event in connection:
-                if event.type == COMPLETED:
-                    completed.append(event.transcript)
-                    break
-    tells_of(await asyncio.to_thread(file_text, server, FIRST), completed[0])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            events = await collect(connection, 1)
+    tells_of(await asyncio.to_thread(file_text, server, FIRST), transcript(events))
