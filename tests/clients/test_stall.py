@@ -8,10 +8,9 @@ import signal
 import time
 
 from tests.clients.pace import s16, speech_only
-from tests.clients.test_live_native import FIRST, MODEL, PATIENCE_SECONDS, SECOND, file_text, talking, tells_of
-from tests.clients.test_openai_realtime import collect, pieces, sdk, transcript
+from tests.clients.test_live_native import BYTES_PER_SECOND, FIRST, MODEL, SECOND, file_text, talking, tells_of
 from tests.server import Server
-from tests.speech import clip, resample
+from tests.speech import clip
 from worker.playout import STALL_NS
 
 STALL_SECONDS = STALL_NS / 1e9
@@ -53,15 +52,18 @@ async def test_what_a_worker_leaves_open_ends_with_the_next_one(server: Server) 
     assert not talk.of("error")
 
 
-async def test_only_the_client_ends_a_turn_that_it_said_it_would_end(server: Server) -> None:
-    """OpenAI Realtime without turn detection: push to talk, and a finger that hesitates."""
-    halves = pieces(s16(resample(speech_only(clip(FIRST)), 24_000)), 60_000)
-    async with sdk(server) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
-        await connection.session.update(session={"type": "transcription", "audio": {"input": {"turn_detection": None}}})
-        for half in halves:
-            await connection.input_audio_buffer.append(audio=half)
-            await asyncio.sleep((STALL_SECONDS + 2) if half is halves[0] else 0)
-        await connection.input_audio_buffer.commit()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            events = await collect(connection, 1)
-    tells_of(await asyncio.to_thread(file_text, server, FIRST), transcript(events))
+async def test_only_the_client_ends_an_utterance_that_it_said_it_would_end(server: Server) -> None:
+    """Push to talk, and somebody who thinks for a while with the finger on the button."""
+    sound = s16(speech_only(clip(FIRST)))
+    half = len(sound) // 4 * 2
+    async with talking(server, "language=en&endpointing=manual") as talk:
+        await talk.until("ready")
+        await talk.socket.send(sound[:half])
+        await talk.until("speech_started")
+        await asyncio.sleep(half / BYTES_PER_SECOND + STALL_SECONDS + 1)
+        await talk.socket.send(sound[half:])
+        await talk.control("finalize")
+        await talk.until("final")
+        await talk.close()
+    assert [event["cause"] for event in talk.of("final")] == ["request"]
+    tells_of(await asyncio.to_thread(file_text, server, FIRST), talk.text)
