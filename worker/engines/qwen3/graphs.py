@@ -30,7 +30,11 @@ class Recordings:
         return shape in self._recorded
 
     def record(self, shape: Shape, inputs: tuple[Tensor, ...], work: Callable[..., Tensor]) -> None:
-        """Run once for what is set up lazily, then record. ``work`` must not read anything back to the host."""
+        """Run once for what is set up lazily, then record. ``work`` must not read anything back to the host.
+
+        ``torch.cuda.graph`` gives cached memory back before each recording, at the start and never later. Recording without it was
+        tried: it takes as long, and 2.4 GB more stay reserved.
+        """
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
