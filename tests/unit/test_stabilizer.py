@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +84,25 @@ def test_deltas_are_append_only_whole_words(history: list[list[str]], prefix_eng
     assert "".join(deltas) == s.said
     if prefix_engine:
         assert "".join(deltas).strip() == text.strip()
+
+
+WORDS = st.lists(st.sampled_from("abcd"), max_size=24)
+
+
+@given(WORDS.filter(bool), WORDS)
+def test_what_is_kept_is_the_longest_common_subsequence(shown: list[str], final: list[str]) -> None:
+    """Against the table of the textbook."""
+    rows = [[0] * (len(final) + 1) for _ in range(len(shown) + 1)]
+    for n, left in enumerate(shown):
+        for m, right in enumerate(final):
+            rows[n + 1][m + 1] = rows[n][m] + 1 if left == right else max(rows[n][m + 1], rows[n + 1][m])
+    stabilizer = Stabilizer()
+    stabilizer.hypothesis(" ".join(shown))
+    assert stabilizer.revised(" ".join(final)) == pytest.approx(1 - rows[-1][-1] / len(shown))
+
+
+def test_a_run_away_of_few_words_is_compared_at_once() -> None:
+    """It happens on the thread that calls wait for. Matching blocks one by one would take minutes here."""
+    stabilizer = Stabilizer()
+    stabilizer.hypothesis("天地" * 6_000)
+    assert stabilizer.revised("地天天" * 4_000) < 0.5
