@@ -15,7 +15,7 @@ from gateway.channel import Channel
 STDERR_TAIL_LINES = 40
 MAX_LINE_BYTES = 4096
 MAX_LINES_PER_SECOND = 500
-"""Lines beyond it are counted, not forwarded: a worker that floods its stderr slows nobody down."""
+"""Lines beyond it are not forwarded: a worker that floods its stderr slows nobody down."""
 
 LAST_WORDS_SECONDS = 0.2
 """For the pipe to end after the worker has. What the worker itself wrote is there by then, but a process outside of its group
@@ -67,6 +67,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._drained.wait(), LAST_WORDS_SECONDS)
         await self._reap_orphans()
+        self._end_of_stderr()  # where somebody else holds the pipe open
         assert self._transport is not None
         code = self._transport.get_returncode()
         assert code is not None
@@ -97,24 +98,32 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def pipe_data_received(self, _fd: int, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-MAX_LINE_BYTES:]
-        for line in lines:
-            self._forward(line[:MAX_LINE_BYTES].decode(errors="replace"))
+        self._take(lines)
 
     def pipe_connection_lost(self, _fd: int, _exc: Exception | None) -> None:
-        if self._rest:
-            self._forward(self._rest.decode(errors="replace"))
-            self._rest = b""
+        self._end_of_stderr()
         self._drained.set()
 
-    def _forward(self, line: str) -> None:
-        self.tail.append(line)
+    def _end_of_stderr(self) -> None:
+        """What is left without an end of line."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._take([rest])
+
+    def _take(self, lines: list[bytes]) -> None:
         now = asyncio.get_running_loop().time()
         if now - self._window >= 1:
             self._window, self._lines = now, 0
-        self._lines += 1
-        if self._lines <= MAX_LINES_PER_SECOND:
+        room = max(0, MAX_LINES_PER_SECOND - self._lines)
+        self._lines += len(lines)
+        for line in lines[:room]:
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(line + "\n")
+                sys.stderr.write(_readable(line) + "\n")
+        self.tail.extend(map(_readable, lines[-STDERR_TAIL_LINES:]))
+
+
+def _readable(line: bytes) -> str:
+    return line[:MAX_LINE_BYTES].decode(errors="replace")
 
 
 def worker_command(channel: Channel, options: Sequence[str], override: str = "") -> Callable[[int, int], Sequence[str]]:

@@ -99,8 +99,8 @@ def _keys(text: str) -> tuple[str, ...]:
 
 def _cores(text: str) -> str:
     """As Linux would write them. Raises ValueError for cores that this process may not use: the worker may not, either."""
-    if not text or text == NEAR_GPU:
-        return text
+    if not text or text.lower() == NEAR_GPU:
+        return text.lower()
     cores = parse_cores(text)
     if not cores <= os.sched_getaffinity(0):
         raise ValueError

@@ -52,6 +52,8 @@ class OpenUtterance(msgspec.Struct, frozen=True, array_like=True):
     """Deltas that have been handed out."""
     end_sample: int = -1
     """Where it ended, if that has been announced."""
+    through_sample: int = -1
+    """And up to where its audio was heard, the soft end of its last word included: what follows is the next one's."""
 
 
 class OpenStream(Message, frozen=True, tag="open_stream"):
@@ -142,6 +144,8 @@ class SpeechStopped(Message, frozen=True, tag="speech_stopped"):
     request_id: str
     utterance: int
     sample: int
+    through_sample: int = -1
+    """Up to where its audio is heard, a little after its end."""
 
 
 class Partial(Message, frozen=True, tag="partial"):

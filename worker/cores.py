@@ -35,6 +35,6 @@ def pin(cores: Iterable[int]) -> None:
 def cores_near(address: str, pci: Path = _PCI) -> frozenset[int]:
     """Cores on the NUMA node of the PCI device, e.g. ``0000:4e:00.0``; empty where the kernel does not tell."""
     try:
-        return parse_cores((pci / address / "local_cpulist").read_text())
+        return parse_cores((pci / address / "local_cpulist").read_text()) if address else frozenset()
     except (OSError, ValueError):
         return frozenset()

@@ -7,7 +7,6 @@ silence keeps the engine from hearing what nobody said. An utterance that grows 
 from __future__ import annotations
 
 import collections
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -69,6 +68,8 @@ class End:
     spoken: bool
     """Enough speech to be worth a decode."""
     announced: bool = False
+    through_sample: int = -1
+    """Where the audio ends that was handed out of it."""
 
 
 Action = Begin | Speech | Pause | End
@@ -83,8 +84,8 @@ class _Utterance:
     last_speech: int
     """End of the last speech frame."""
     announced_end: int = -1
-    next_start: int = sys.maxsize
-    """Of a resumed one: from here on the audio is the next one's."""
+    announced_through: int = -1
+    """Its audio, tail included, was handed out up to here; what follows may be the next one's."""
     frames: int = 0
     """Frames of speech."""
     paused: bool = False
@@ -123,6 +124,11 @@ class Endpointer:
     @property
     def open(self) -> bool:
         return self._open is not None
+
+    @property
+    def unfinished(self) -> bool:
+        """An utterance is open, or one that was when an earlier generation died has not been gone on with."""
+        return self._open is not None or bool(self._resumed)
 
     @property
     def needed_sample(self) -> int:
@@ -166,8 +172,7 @@ class Endpointer:
         known = self._resumed.popleft()
         start = max(known.start_sample, self._kept_start)
         self._open = _Utterance(known.utterance, start, start, start, known.end_sample)
-        if self._resumed:
-            self._open.next_start = self._resumed[0].start_sample
+        self._open.announced_through = known.through_sample
         self._open.regions.append([start, start])
         self._open.speech_due = start + self._preroll + START_WINDOW * FRAME
         self._next = max(self._next, known.utterance + 1)
@@ -241,7 +246,7 @@ class Endpointer:
 
     @staticmethod
     def _tail(utterance: _Utterance, end: int) -> int:
-        return min(end + TAIL_SAMPLES, max(end, utterance.next_start))
+        return max(end, utterance.announced_through) if utterance.announced_through >= 0 else end + TAIL_SAMPLES
 
     def _pause_enough(self, utterance: _Utterance) -> int:
         """Samples of silence that end the utterance at its present age: the older, the shorter a pause will do."""
@@ -265,7 +270,7 @@ class Endpointer:
         regions = tuple((begin, min(stop, end)) for begin, stop in utterance.regions if begin < min(stop, end))
         spoken = utterance.frames >= MIN_SPEECH_FRAMES
         announced = utterance.announced_end >= 0
-        actions.append(End(utterance.number, end, cause, regions, spoken, announced))
+        actions.append(End(utterance.number, end, cause, regions, spoken, announced, max(end, utterance.fed)))
         self._open = None
         self._window.clear()
         self._floor = floor if floor is not None else max(end, utterance.fed)

@@ -47,6 +47,10 @@ PROGRESS_SECONDS = 0.25
 """Audio taken between two acknowledgements; the gateway keeps two seconds in flight."""
 PROGRESS_BYTES = 32_768
 """The same in bytes: a container may begin with a picture, and give no audio for a long time."""
+LATE_NS = 500_000_000
+"""A stall that is seen so much too late was seen by a process that stood still: audio may be waiting in its socket …"""
+GRACE_NS = 1_000_000_000
+"""… and has so long to be read."""
 ARRIVALS = 2048
 """Remembered arrival times of a stream: 40 s of 20 ms frames."""
 
@@ -78,7 +82,7 @@ class _Ear:
     @property
     def stalls_at_ns(self) -> int:
         """When the open utterance ends if nothing comes; 0 if none is open, or only the client ends it."""
-        waits = self.endpointer.open and self.endpointer.rules.automatic
+        waits = self.endpointer.unfinished and self.endpointer.rules.automatic
         return self.playout.stalled_from_ns if waits else 0
 
     def arrived_ns(self, sample: int) -> int:
@@ -176,7 +180,14 @@ class LiveAudio:
         for ear in [ear for ear in self._ears.values() if 0 < ear.stalls_at_ns <= now]:
             if self._inbox:
                 return
-            self._settle(ear)
+            if now - ear.stalls_at_ns > LATE_NS:
+                ear.playout.expect_until(now + GRACE_NS)
+                continue
+            try:
+                self._settle(ear)
+            except NapscribeError as error:
+                self._fail(ear.request_id, error)
+                continue
             if ear.stalls_at_ns <= now:
                 self._fill_frame(ear)
                 self._act(ear, ear.endpointer.finish("stall"))
@@ -227,7 +238,7 @@ class LiveAudio:
                 ear.pending = ear.pending[:0]
                 number = ear.endpointer.clear()
                 self._tell(ear.request_id, Cleared(number, ear.endpointer.position), None)
-            case ParkStream() if not ear.endpointer.open and not ear.owed:
+            case ParkStream() if not ear.endpointer.unfinished and not ear.owed:
                 self._park(ear)
             case CloseStream():
                 self._close(ear)
@@ -339,7 +350,7 @@ class LiveAudio:
                     arrival = Arrival(ear.arrived_ns(end), deciding or now, now, ear.vad_ns)
                     ear.vad_ns = 0
                     if not action.announced:
-                        self._emit(SpeechStopped(self._generation, ear.request_id, number, end))
+                        self._emit(SpeechStopped(self._generation, ear.request_id, number, end, action.through_sample))
             self._tell(ear.request_id, action, arrival)
 
     # ------------------------------------------------------------ endings

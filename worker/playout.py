@@ -26,6 +26,10 @@ class Playout:
         end = max(self._dry_ns, now_ns) + samples * 1_000_000_000 // SAMPLE_RATE
         self._dry_ns = min(end, now_ns + LEAD_NS)
 
+    def expect_until(self, ns: int) -> None:
+        """It is not the stream that stood still: it stalls at this time at the earliest."""
+        self._dry_ns = max(self._dry_ns, ns - STALL_NS)
+
     @property
     def stalled_from_ns(self) -> int:
         """From when on nobody needs to expect more, should nothing come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shared.scripts import separator
 from worker.stabilizer import pieces
 
 _WORD = 1_000
@@ -12,7 +13,7 @@ _WORD = 1_000
 _EXTRA = _WORD // 2
 """Cost of a word that was said and is not heard again: much of it is, because it was a run-away. It is the less of the two, so
 long junk is never matched with as many good words."""
-_ALIKE = 0.5
+_ALIKE = 0.4
 """Words that share at least so much are one word heard twice (Dice's coefficient of their letters and pairs of letters):
 "colour" and "color" share 0.78, "cad" and "cat" 0.6, "winter" and "summer" 0.29."""
 
@@ -31,8 +32,9 @@ def continued(said: str, text: str) -> str:
     ours, theirs = pieces(said), pieces(text)
     # Beyond this length every further word costs more than not to match any.
     longest = len(ours) + len(ours) * _EXTRA // _WORD
-    rest = "".join(theirs[_closest_beginning(_keys(ours), _keys(theirs[:longest])) :])
-    return said + rest.rstrip()
+    same = _closest_beginning(_keys(ours), _keys(theirs[:longest]))
+    rest = "".join(theirs[same:]).rstrip()
+    return said + rest if same else said + separator(said, rest) + rest
 
 
 def _keys(words: list[str]) -> list[str]:

@@ -167,7 +167,7 @@ class Deepgram:
             case Partial():
                 return self._interim(event)
             case UtteranceFinal():
-                return [self._final(event), *self._utterance_end()]
+                return [self._final(event), *self._utterance_end(stalled=event.cause == "stall")]
             case UtteranceEnded():
                 return self._finalized()
             case StreamProgress():
@@ -212,10 +212,10 @@ class Deepgram:
         here = round(self._position * 16_000)
         return [] if said else [self._results(here, here, "", final=True, flushed=True)]
 
-    def _utterance_end(self) -> Sequence[Effect]:
-        """Once so much has been heard after the last word and nobody has begun to speak."""
+    def _utterance_end(self, *, stalled: bool = False) -> Sequence[Effect]:
+        """Once so much has been heard after the last word and nobody has begun to speak; or where nothing comes to be heard."""
         end, wait = self._last_word_end, self._request.utterance_end_ms / 1000
-        if not wait or end is None or self._starts or self._position - end < wait:
+        if not wait or end is None or self._starts or (self._position - end < wait and not stalled):
             return []
         self._last_word_end = None
         return [self._say("UtteranceEnd", channel=CHANNEL, last_word_end=round(end, 3))]

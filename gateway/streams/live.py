@@ -294,8 +294,9 @@ class LiveStream:
             case SpeechStarted(utterance=number, sample=sample):
                 self._utterances[number] = OpenUtterance(number, sample)
                 self._next_utterance = max(self._next_utterance, number + 1)
-            case SpeechStopped(utterance=number, sample=sample) if number in self._utterances:
-                self._utterances[number] = msgspec.structs.replace(self._utterances[number], end_sample=sample)
+            case SpeechStopped(utterance=number, sample=sample, through_sample=through) if number in self._utterances:
+                known = self._utterances[number]
+                self._utterances[number] = msgspec.structs.replace(known, end_sample=sample, through_sample=through)
             case Partial(through_sample=through) if through > self._guessed_through:
                 # Audio that kills is never passed, so a new worker that only comes as far as the last one shows nothing.
                 self._guessed_through = through

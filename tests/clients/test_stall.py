@@ -67,3 +67,21 @@ async def test_only_the_client_ends_an_utterance_that_it_said_it_would_end(serve
         await talk.close()
     assert [event["cause"] for event in talk.of("final")] == ["request"]
     tells_of(await asyncio.to_thread(file_text, server, FIRST), talk.text)
+
+
+async def test_a_worker_that_stood_still_does_not_blame_the_client(server: Server) -> None:
+    """A suspended machine, or one that swaps: when it goes on, the audio of all that time is still in its socket."""
+    await asyncio.to_thread(server.http.post, f"/api/ps/{MODEL}")
+    pid = await asyncio.to_thread(server.worker_pid)
+    async with talking(server, "language=en") as talk:
+        await talk.until("ready")
+        saying = asyncio.ensure_future(talk.say(s16(clip("jfk")[: 7 * 16_000])))
+        await talk.until("speech_started")
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(STALL_SECONDS + 0.7)
+        os.kill(pid, signal.SIGCONT)
+        await saying
+        await talk.close()
+    assert await asyncio.to_thread(server.worker_pid) == pid
+    assert talk.of("final")
+    assert "stall" not in [event["cause"] for event in talk.of("final")]

@@ -303,6 +303,17 @@ def test_utterance_end_comes_after_so_much_audio_without_speech() -> None:
     assert talk.of("UtteranceEnd") == [{"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": 1.45}]
 
 
+def test_utterance_end_of_a_gated_microphone_waits_for_no_audio() -> None:
+    talk = line(f"{PCM}&utterance_end_ms=1000")
+    talk.act(("event", SpeechStarted(1, "s", 0, 8_000)))
+    talk.act(("event", heard(1.5)))
+    talk.act(("event", final(cause="stall")))
+    assert talk.of("UtteranceEnd") == [{"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": 1.45}]
+    talk = line()
+    talk.act(("event", final(cause="stall")))
+    assert talk.of("UtteranceEnd") == [], "nobody asked for it"
+
+
 def test_no_utterance_end_while_somebody_speaks_again() -> None:
     talk = line(f"{PCM}&utterance_end_ms=1000")
     talk.act(("event", final()))

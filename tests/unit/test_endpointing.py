@@ -178,14 +178,25 @@ def test_a_resumed_utterance_leaves_the_next_one_its_beginning() -> None:
     sound = (SPEECH, 300), (SILENCE, 3), (SPEECH, 20), (SILENCE, 20)
     actions = play(Endpointer(RULES, 10), *sound)
     assert kinds(actions) == [Begin, End, Begin, End]
-    known = [
-        OpenUtterance(0, heard(actions, 0)[0], end_sample=next(a.end_sample for a in actions if isinstance(a, End))),
-        OpenUtterance(1, heard(actions, 1)[0]),
-    ]
-    assert known[1].start_sample - known[0].end_sample < TAIL_SAMPLES
-    again = play(Endpointer(RULES, 10, next_utterance=2, resumed=known), *sound)
-    assert kinds(again) == [Begin, End, Begin, End]
-    assert heard(again, 0)[-1] < heard(again, 1)[0] == known[1].start_sample
+    ended = next(action for action in actions if isinstance(action, End))
+    first = OpenUtterance(0, heard(actions, 0)[0], "", ended.end_sample, ended.through_sample)
+    second = OpenUtterance(1, heard(actions, 1)[0])
+    assert second.start_sample - first.end_sample < TAIL_SAMPLES
+    for known in [first, second], [first]:
+        again = play(Endpointer(RULES, 10, next_utterance=len(known), resumed=known), *sound)
+        assert kinds(again) == [Begin, End, Begin, End]
+        for number in (0, 1):
+            assert np.array_equal(heard(again, number), heard(actions, number))
+
+
+def test_one_that_was_open_is_unfinished_before_it_is_gone_on_with() -> None:
+    known = [OpenUtterance(0, 0, "", 16_000, 16_000), OpenUtterance(1, 16_200)]
+    endpointer = Endpointer(RULES, 10, next_utterance=2, resumed=known)
+    play(endpointer, (SPEECH, 32))
+    assert not endpointer.open
+    assert endpointer.unfinished
+    assert kinds(endpointer.finish("stall")) == [Begin, End]
+    assert not endpointer.unfinished
 
 
 def test_clear_forgets_the_open_utterance() -> None:

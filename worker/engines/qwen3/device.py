@@ -65,7 +65,10 @@ def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 
 
 def _stay_near(device: torch.device) -> None:
     card: Any = torch.cuda.get_device_properties(device)
-    address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+    try:
+        address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+    except AttributeError:  # an older torch does not tell, and nobody needs to fail for that
+        address = ""
     cores = cores_near(address) & os.sched_getaffinity(0)
     if cores:
         pin(cores)

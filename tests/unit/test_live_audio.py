@@ -1,0 +1,98 @@
+"""The ears of the worker: one stream that fails is one stream that fails."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from shared.errors import UnsupportedAudio
+from shared.messages import Capabilities, RawAudio
+from shared.recorder import Recorder
+from shared.streams import OpenStream, StreamAudio, StreamOptions
+from tests.clients.pace import s16
+from tests.speech import clip
+from worker import live_audio
+from worker.endpointing import Begin, End
+from worker.happenings import Arrival, Happening
+from worker.live_audio import LiveAudio
+from worker.playout import Playout
+from worker.vad import load_vad
+
+CAPABILITIES = Capabilities("e", "m", ("en",), 8, 8, False, False, False, "none", 30.0, 60.0)
+SPEECH = StreamOptions(RawAudio("s16le", 16_000, 1))
+PATIENCE_SECONDS = 20.0
+
+
+class Ears:
+    """The thread, and what it has told."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[tuple[str, Happening]] = queue.SimpleQueue()
+        recorder = Recorder(Recorder.create())
+        self.thread = LiveAudio(1, lambda _event: None, self._tell, load_vad(), CAPABILITIES, recorder)
+        self.thread.start()
+
+    def _tell(self, request_id: str, happening: Happening, _arrival: Arrival | None) -> None:
+        self._told.put((request_id, happening))
+
+    def open(self, name: str) -> None:
+        self.thread.give(OpenStream(1, name, SPEECH), b"")
+
+    def say(self, name: str, data: bytes) -> None:
+        self.thread.give(StreamAudio(1, name, time.monotonic_ns()), data)
+
+    def until(self, name: str, kind: type[Happening]) -> Happening:
+        """The next of this kind that is told of a stream. Raises queue.Empty."""
+        while True:
+            request_id, happening = self._told.get(timeout=PATIENCE_SECONDS)
+            if (request_id, type(happening)) == (name, kind):
+                return happening
+
+    def so_far(self) -> list[type[Happening]]:
+        """What has been told and not been looked at."""
+        found = []
+        while not self._told.empty():
+            found.append(type(self._told.get()[1]))
+        return found
+
+
+def test_a_decoder_that_fails_when_its_stream_stalls_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been busy for so long that its failure is first seen then."""
+    monkeypatch.setattr("worker.playout.STALL_NS", 100_000_000)
+    monkeypatch.setattr("worker.playout.LEAD_NS", 0)
+    ears, sound = Ears(), s16(clip("librivox-0880"))
+    ears.open("bad")
+    ears.open("good")
+
+    def settle(_decoder: object) -> None:
+        raise UnsupportedAudio("It cannot be decoded.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("worker.live_decode.PcmStream.settle", settle)
+        ears.say("bad", sound[:64_000])
+        assert isinstance(ears.until("bad", UnsupportedAudio), UnsupportedAudio)
+    ears.say("good", sound[:64_000])
+    ended = ears.until("good", End)
+    assert isinstance(ended, End)
+    assert ended.cause == "stall"
+
+
+def test_who_sees_a_stall_too_late_waits_for_what_may_be_in_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread stands still for as long as the client may, and a second more."""
+    monkeypatch.setattr("worker.playout.STALL_NS", 200_000_000)
+    monkeypatch.setattr("worker.playout.LEAD_NS", 0)
+    monkeypatch.setattr(live_audio, "GRACE_NS", 10_000_000_000)
+    add = Playout.add
+
+    def long_ago(playout: Playout, samples: int, now_ns: int) -> None:
+        add(playout, samples, now_ns - 1_000_000_000)
+
+    monkeypatch.setattr(Playout, "add", long_ago)
+    ears = Ears()
+    ears.open("s")
+    ears.say("s", s16(clip("librivox-0880"))[:64_000])
+    ears.until("s", Begin)
+    time.sleep(0.5)
+    assert End not in ears.so_far()
