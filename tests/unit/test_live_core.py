@@ -206,6 +206,7 @@ class Ears:
 
     EVERY = 100
     PREROLL = 10
+    TAIL = 3
 
     def __init__(self, stream: LiveStream, generation: int, heard: dict[int, bytes]) -> None:
         self.stream = stream
@@ -228,6 +229,7 @@ class Ears:
         for known in opening.resumed:
             assert known.utterance < self.next
             assert opening.base_sample <= known.start_sample, "its audio is lost"
+            assert known.through_sample == (known.end_sample + self.TAIL if known.end_sample >= 0 else -1)
         for sample in range(opening.base_sample):
             assert sample in self.heard, "nobody has heard it, and it is not sent again"
 
@@ -291,7 +293,7 @@ class Ears:
     def end(self, cause: str) -> None:
         if self.speaking is None:
             return
-        self.tell(SpeechStopped(self.generation, "s", self.speaking.utterance, self.at))
+        self.tell(SpeechStopped(self.generation, "s", self.speaking.utterance, self.at, self.at + self.TAIL))
         self.final(self.open.pop(), self.at, cause)
 
     def final(self, known: OpenUtterance, end: int, cause: str) -> None:
