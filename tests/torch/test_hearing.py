@@ -97,9 +97,9 @@ def test_mel_of_a_later_window_is_that_of_the_whole(mel: LogMel) -> None:
 def test_closed_windows_need_forty_samples_more() -> None:
     boundary = geometry.WINDOW_SAMPLES
     sound = noise(9.0, seed=1)
-    kept = buffer(sound[: boundary + geometry.LOOKAHEAD]).for_frames(0, 800)
-    assert np.array_equal(kept, buffer(sound).for_frames(0, 800))
-    assert not np.array_equal(buffer(sound[: boundary + 39]).for_frames(0, 800), kept)
+    kept = buffer(sound[: boundary + geometry.LOOKAHEAD]).for_frames(0, 800).array()
+    assert np.array_equal(kept, buffer(sound).for_frames(0, 800).array())
+    assert not np.array_equal(buffer(sound[: boundary + 39]).for_frames(0, 800).array(), kept)
     assert geometry.closed_windows(boundary + 40, finished=False) == 1
     assert geometry.closed_windows(boundary + 39, finished=False) == 0
     assert geometry.closed_windows(boundary, finished=True) == 1
@@ -110,20 +110,20 @@ def test_growing_buffer_is_the_joined_sound() -> None:
     grown = SampleBuffer()
     for at in range(0, len(sound), 777):
         grown.append(sound[at : at + 777])
-    assert np.array_equal(grown.for_frames(0, 300), buffer(sound).for_frames(0, 300))
+    assert np.array_equal(grown.for_frames(0, 300).array(), buffer(sound).for_frames(0, 300).array())
 
 
 def test_loud_sound_is_divided_by_its_peak_and_bad_samples_are_silence() -> None:
     sound = noise(1.0)
     assert np.allclose(
-        buffer(sound * np.float32(4 / np.abs(sound).max())).for_frames(0, 100),
-        buffer(sound / np.abs(sound).max()).for_frames(0, 100),
+        buffer(sound * np.float32(4 / np.abs(sound).max())).for_frames(0, 100).array(),
+        buffer(sound / np.abs(sound).max()).for_frames(0, 100).array(),
         atol=1e-6,
     )
     bad = sound.copy()
     bad[100:110] = np.nan
     bad[200] = np.inf
-    assert np.isfinite(buffer(bad).for_frames(0, 100)).all()
+    assert np.isfinite(buffer(bad).for_frames(0, 100).array()).all()
 
 
 def test_frames_and_tokens() -> None:

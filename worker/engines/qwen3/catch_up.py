@@ -182,7 +182,7 @@ class CatchUp:
         places, parts, first = [], [], 0
         for row, piece in zip(group, pieces, strict=True):
             for place, part in _sound(row):
-                places.append(np.arange(first + place, first + place + len(part)))
+                places.append(np.arange(first + place, first + place + part.shape[0]))
                 parts.append(part.to(device))
             first += piece.count
         if parts:
@@ -226,12 +226,14 @@ def _windows(counts: list[int], per_clip: int) -> tuple[list[int], list[int]]:
 def _sound(row: Qwen3Sequence) -> Iterator[tuple[int, Tensor]]:
     """The sound that is missing in the row's slot, and where it stands, counted from position ``row.kv``."""
     at = len(row.head) - row.kv
+    if at + row.audio_length <= 0:  # a row that decodes: all of it is there
+        return
     for part in [*row.windows, *([] if row.open_window is None else [row.open_window])]:
         if at >= 0:
             yield at, part
-        elif at + len(part) > 0:
+        elif at + part.shape[0] > 0:
             yield 0, part[-at:]
-        at += len(part)
+        at += part.shape[0]
 
 
 def _agreement(draft: tuple[int, ...], chosen: list[int]) -> int:

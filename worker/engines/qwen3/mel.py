@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.engines.base import Audio
 from worker.engines.qwen3 import geometry
+from worker.engines.qwen3.audio import Stretch
 
 _TINY = 1e-10
 _ROWS_ROUNDED = 8
@@ -46,7 +46,7 @@ class LogMel:
         self._bank = torch.from_numpy(mel_bank()).to(device, torch.float32)
         self._window = torch.hann_window(geometry.FFT, device=device)
 
-    def __call__(self, clips: Sequence[Audio], frames: Sequence[int], loudest: Sequence[Tensor | None]) -> MelBatch:
+    def __call__(self, clips: Sequence[Stretch], frames: Sequence[int], loudest: Sequence[Tensor | None]) -> MelBatch:
         """Features of ``clips`` (as ``SampleBuffer.for_frames`` cuts them), with ``frames`` frames each.
 
         ``loudest``: the running maximum of what came before in the same utterance, a 0-d tensor, or None.
@@ -70,7 +70,7 @@ class LogMel:
         missing = -features.shape[-1] % geometry.WINDOW_FRAMES
         return MelBatch(torch.nn.functional.pad(features, (0, missing))[: len(clips)], running[: len(clips)])
 
-    def _upload(self, clips: Sequence[Audio]) -> Tensor:
+    def _upload(self, clips: Sequence[Stretch]) -> Tensor:
         """One padded batch on the device. On CUDA the copy is asynchronous; torch's pool of pinned memory gives the buffer out
         again only when the copy is done.
 
@@ -86,7 +86,7 @@ class LogMel:
         batch = torch.empty(rows, length, pin_memory=self._device.type == "cuda")
         host = batch.numpy()
         for row, clip in zip(host, clips, strict=False):
-            row[: len(clip)] = clip
+            clip.write(row[: len(clip)])
         return batch.to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
 
 
