@@ -26,5 +26,5 @@ def usable(host: str, port: int) -> str:
     return str(address[0])
 
 
-def url(host: str, port: int) -> str:
+def url(host: str, port: int | str) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

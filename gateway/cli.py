@@ -23,7 +23,6 @@ Files = dict[str, tuple[str, IO[bytes]]]
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
-DEFAULT_SERVER = "http://127.0.0.1:8000"
 
 _GIVE_BACK = "dirty_decay_ms:0,muzzy_decay_ms:0"
 """For jemalloc, which is Granian's allocator: pages that are free go back at once. Left alone, it keeps them until some later
@@ -47,7 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     transcribe = commands.add_parser("transcribe", help="send a recording to a running server and print its transcript")
     transcribe.add_argument("file", type=Path)
-    transcribe.add_argument("--server", default=DEFAULT_SERVER, help=f"default {DEFAULT_SERVER}")
+    transcribe.add_argument(
+        "--server",
+        default=_own_server(),
+        help="where it runs; default %(default)s, from NAPSCRIBE_HOST and NAPSCRIBE_PORT",
+    )
     transcribe.add_argument("--format", default="text", choices=["text", "json", "verbose_json", "srt", "vtt"])
     transcribe.add_argument("--language", default="", help="such as en; automatic if left out")
     transcribe.add_argument("--stream", action="store_true", help="print the words as they come")
@@ -58,6 +61,17 @@ def _parser() -> argparse.ArgumentParser:
     latency.add_argument("file", type=Path)
     latency.set_defaults(run=_latency)
     return parser
+
+
+def _own_server() -> str:
+    """The server that these variables would start."""
+    host, port = os.environ.get("NAPSCRIBE_HOST") or "127.0.0.1", os.environ.get("NAPSCRIBE_PORT") or "8000"
+    return url(_called(host), port)
+
+
+def _called(host: str) -> str:
+    """An address to listen on, as one to call."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _serve(_arguments: argparse.Namespace | None = None) -> int:
@@ -104,9 +118,8 @@ def _usable(name: str, host: str, port: int) -> str:
 
 
 def _greet(settings: Settings) -> None:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
-    root = url(host, settings.port)
+    root = url(_called(settings.host), settings.port)
     print(f"Napscribe {__version__} on {root} — try:", file=sys.stderr)
     print(f"  curl{key} {root}/v1/audio/transcriptions -F file=@recording.wav", file=sys.stderr, flush=True)
 
@@ -117,14 +130,20 @@ def _transcribe(arguments: argparse.Namespace) -> int:
     key = os.environ.get("NAPSCRIBE_API_KEYS", "").split(",")[0].strip()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     fields = {"response_format": arguments.format, "language": arguments.language}
-    url = f"{arguments.server.rstrip('/')}/v1/audio/transcriptions"
+    server = arguments.server if "://" in arguments.server else f"http://{arguments.server}"
+    door = f"{server.rstrip('/')}/v1/audio/transcriptions"
     try:
         with (
             arguments.file.open("rb") as recording,
             httpx.Client(headers=headers, timeout=httpx.Timeout(30, read=None)) as client,
         ):
             files = {"file": (arguments.file.name, recording)}
-            return _print_stream(client, url, fields, files) if arguments.stream else _print(client, url, fields, files)
+            return (
+                _print_stream(client, door, fields, files) if arguments.stream else _print(client, door, fields, files)
+            )
+    except httpx.ConnectError as error:
+        print(f"napscribe: no server at {server}: {error}. Start one, or say where it is: --server", file=sys.stderr)
+        return EXIT_FAILED
     except (httpx.HTTPError, OSError) as error:
         print(f"napscribe: {error or type(error).__name__}", file=sys.stderr)
         return EXIT_FAILED

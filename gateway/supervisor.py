@@ -354,7 +354,7 @@ class Supervisor:
             error = from_code(self._fatal.code, self._fatal.message, hint=self._fatal.hint)
         else:
             hint = "The server's log has the worker's last words."
-            error = WorkerUnavailable(f"No worker: {reason}", hint=hint, retry_after=1)
+            error = WorkerUnavailable(f"No worker: {reason.rstrip('.')}.", hint=hint, retry_after=1)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

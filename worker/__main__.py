@@ -78,6 +78,10 @@ class WorkerProcess:
         engine = registry.create(self._arguments.model, _engine_options(self._arguments, self._bell.ring))
         capabilities = engine.load(self._report)
         self._engine = engine
+        if self._arguments.cpus == NEAR_GPU and capabilities.device in {"", "cpu"}:
+            journal.log(
+                "there is no GPU whose cores the worker could keep to", level="warning", setting="NAPSCRIBE_CPUS"
+            )
         hearing.join()
         scheduler = self._connect(engine, capabilities)
         # What it holds is known as soon as it is ready, not only at the first ping.

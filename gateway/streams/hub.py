@@ -56,16 +56,12 @@ class Hub:
         """Set once by the composition root: the two know each other."""
 
     def open(self, stream_id: str, options: StreamOptions) -> LiveStream:
-        """A new stream; wakes the worker. Raises BadRequest for a language that the model does not know, and TooManyStreams: at
+        """A new stream; wakes the worker. Those that are parked keep their seats: no call is refused in its middle. Raises BadRequest for a language that the model does not know, and TooManyStreams: at
         the handshake rather than later."""
         require_spoken(options.language, self.languages)
         limit = self._max_live or MAX_STREAMS
-        if len(self._streams) >= MAX_STREAMS or len(self._leases) >= limit:
-            raise TooManyStreams(
-                f"{limit} live streams are open, which is what the engine can keep up with.",
-                hint="Close one first.",
-                retry_after=5,
-            )
+        if len(self._streams) >= min(MAX_STREAMS, limit):
+            raise _too_many(limit)
         stream = LiveStream(stream_id, options, self._changed, self._channel.audio)
         self._streams[stream_id] = stream
         self._leases[stream_id] = self.supervisor.lease()
@@ -103,7 +99,7 @@ class Hub:
             if number < self._max_live:
                 self._begin(stream)
             else:
-                stream.fail(TooManyStreams(f"The engine keeps up with {self._max_live} live streams.", retry_after=5))
+                stream.fail(_too_many(self._max_live))
 
     def worker_stopping(self) -> None:
         self._accepting = False
@@ -198,7 +194,7 @@ class Hub:
 
     def _wake(self, stream: LiveStream) -> None:
         if self._max_live and len(self._leases) >= self._max_live:
-            stream.fail(TooManyStreams(f"The engine keeps up with {self._max_live} live streams.", retry_after=5))
+            stream.fail(_too_many(self._max_live))
             return
         self._leases[stream.id] = self.supervisor.lease()
         self._begin(stream)
@@ -257,3 +253,11 @@ class Hub:
             )
             if held <= self._max_held_bytes:
                 return
+
+
+def _too_many(limit: int) -> TooManyStreams:
+    return TooManyStreams(
+        f"{limit} live streams are open, which is what the engine can keep up with.",
+        hint="Close one first.",
+        retry_after=5,
+    )

@@ -295,6 +295,26 @@ async def test_a_bad_query_is_refused_with_its_reason(scripted: Server, query: s
     assert json.loads(caught.value.response.body or b"")["error"]["code"] == code
 
 
+async def test_a_call_that_is_parked_keeps_its_seat(scripted: Server) -> None:
+    """It is silent for so long that its worker may sleep; others come meanwhile, and are refused before they have begun."""
+    await asyncio.to_thread(scripted.http.post, "/api/ps/scripted")
+    async with talking(scripted, **KEY) as first, talking(scripted, **KEY) as second:
+        for talk in (first, second):
+            await talk.until("ready")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await asyncio.to_thread(scripted.http.get, "/api/ps")).json()["queue"]["live"]["parked"] < 2:
+                await asyncio.sleep(0.1)
+        with pytest.raises(InvalidStatus) as caught:
+            async with talking(scripted, **KEY):
+                pass
+        assert caught.value.response.status_code == 429
+        for talk in (first, second):
+            await talk.socket.send(s16(clip(FIRST)))
+            await talk.close()
+            assert talk.of("final")
+            assert not talk.of("error")
+
+
 async def test_one_stream_too_many_is_refused_and_a_lost_line_makes_room(scripted: Server) -> None:
     await asyncio.to_thread(scripted.http.post, "/api/ps/scripted")
     async with talking(scripted, **KEY) as first, talking(scripted, **KEY):

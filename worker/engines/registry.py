@@ -69,7 +69,7 @@ def _single(model: str, options: EngineOptions) -> Engine:
         extra = EMBEDDED if model == EMBEDDED else "qwen"
         raise ModelLoadFailed(
             f"The engine of {model!r} needs a package that is not installed: {error}.",
-            hint=f"pip install 'napscribe[{extra}]'",
+            hint=f"pip install 'napscribe[{extra}]', or in a clone: pip install -e '.[{extra}]'",
         ) from error
     except ValueError as error:
         raise ModelLoadFailed(f"The model {model!r} cannot be meant: {error}") from error
