@@ -56,8 +56,8 @@ class Hub:
         """Set once by the composition root: the two know each other."""
 
     def open(self, stream_id: str, options: StreamOptions) -> LiveStream:
-        """A new stream; wakes the worker. Those that are parked keep their seats: no call is refused in its middle. Raises BadRequest for a language that the model does not know, and TooManyStreams: at
-        the handshake rather than later."""
+        """A new stream; wakes the worker. Raises BadRequest for a language that the model does not know, and TooManyStreams: at
+        the handshake rather than later, so those that are parked keep their seats."""
         require_spoken(options.language, self.languages)
         limit = self._max_live or MAX_STREAMS
         if len(self._streams) >= min(MAX_STREAMS, limit):
