@@ -58,6 +58,8 @@ def find_runaway(tokens: Sequence[int], text_of: Sequence[bytes]) -> Runaway | N
 def _find_run(tokens: Sequence[int]) -> Runaway | None:
     length = len(tokens)
     for period in range(1, min(_MAX_PERIOD, length // _MIN_REPEATS) + 1):
+        if tokens[length - 1 - period] != tokens[length - 1]:  # spares the slices of nearly every look
+            continue
         repeats = max(_MIN_REPEATS, -(-_SINGLE_REPEATS // period))
         span = period * repeats
         if span <= length and tokens[length - span : length - period] == tokens[length - span + period :]:
