@@ -25,9 +25,9 @@ MAX_STREAMS = 1024
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """Audio of all streams together that is kept for replay; looked at every second. 200 calls of 16 kHz PCM may wait 40 s for a
 worker within it."""
-MAX_CRASHES = 3
-"""Of workers that had the stream in hand, without a word of it in between. One more than a file has: whoever kills a worker from
-outside may do it twice before it has got anywhere, and a call that is lost cannot be sent again."""
+MAX_CRASHES = 6
+"""Of workers that had the stream in hand, none of which came further than those before. A file has two: a call that is lost cannot be
+sent again, so five kills from outside must not end one, whenever they strike."""
 SWEEP_SECONDS = 1.0
 
 

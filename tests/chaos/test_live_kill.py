@@ -79,8 +79,7 @@ async def test_one_death(running: Gateway, moment: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [(1.0, 3.0, 5.5, 8.0, 11.0), (1.0,) * 5], ids=["spread", "each at its first word"])
 async def test_five_deaths_in_one_call(running: Gateway, seconds: tuple[float, ...]) -> None:
-    """Each at the first moment after its second of audio at which the worker of that moment has come further than those before. (Three
-    in a row that did not are what a call that kills looks like.)"""
+    """Each at the first moment after its second of audio at which something has been heard from the worker of that moment."""
     heard = generation = 0
 
     def at(second: float) -> Callable[[Call], bool]:
@@ -89,13 +88,28 @@ async def test_five_deaths_in_one_call(running: Gateway, seconds: tuple[float, .
             words = count(call, Partial) + count(call, UtteranceFinal)
             if call.stream.generation != generation:
                 generation, heard = call.stream.generation, words
-            return ready(call) and call.sent_s > second and words > heard and not call.stream.crashes
+            return ready(call) and call.sent_s > second and words > heard
 
         return now
 
     call = await call_with(running, *map(at, seconds))
     assert call.kills == 5
     assert errors(call) <= 8, call.text
+
+
+@pytest.mark.slow
+async def test_five_deaths_before_a_word(running: Gateway) -> None:
+    """Each worker dies as soon as it has the call: none comes further than the one before."""
+    generations: set[int] = set()
+
+    def has_it(call: Call) -> bool:
+        fresh = ready(call) and call.sent_s > 1.0 and call.stream.generation not in generations
+        generations.update({call.stream.generation} if fresh else ())
+        return fresh
+
+    call = await call_with(running, *[has_it] * 5)
+    assert call.kills == 5
+    assert errors(call) <= 5, call.text
 
 
 async def test_cold_call_has_its_first_word(running: Gateway) -> None:
