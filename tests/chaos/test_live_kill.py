@@ -99,11 +99,13 @@ async def test_five_deaths_in_one_call(running: Gateway, seconds: tuple[float, .
 
 @pytest.mark.slow
 async def test_five_deaths_before_a_word(running: Gateway) -> None:
-    """Each worker dies as soon as it has the call: none comes further than the one before."""
+    """Each worker dies as soon as it has the call in hand: none comes further than the one before."""
     generations: set[int] = set()
 
     def has_it(call: Call) -> bool:
-        fresh = ready(call) and call.sent_s > 1.0 and call.stream.generation not in generations
+        generation = call.stream.generation
+        in_hand = ready(call) and call.stream.id in call.gateway.supervisor.suspects(generation)
+        fresh = in_hand and call.sent_s > 1.0 and generation not in generations
         generations.update({call.stream.generation} if fresh else ())
         return fresh
 
