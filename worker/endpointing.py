@@ -1,7 +1,8 @@
 """Where utterances begin and end in a live stream: a state machine over frames of 32 ms and their speech probability.
 
 Hysteresis keeps a dip inside a word from ending anything; a pre-roll keeps the soft beginning of the first word; held-back
-silence keeps the engine from hearing what nobody said. An utterance that grows long is cut in ever shorter pauses.
+silence keeps the engine from hearing what nobody said. An utterance that grows long ends in ever shorter pauses; where there is
+none up to its limit, it is cut at the best place of its last second, which is held back until then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from shared.pcm import SAMPLE_RATE
 from shared.streams import Endpointing, OpenUtterance
 from worker.engines.base import Audio
+from worker.quiet import best_pause, quietest
 from worker.vad import FRAME
 
 HYSTERESIS = 0.15
@@ -26,9 +28,14 @@ MIN_SPEECH_FRAMES = 5
 """An utterance with less speech (160 ms) than that says nothing."""
 TAIL_SAMPLES = int(0.2 * SAMPLE_RATE)
 """Kept after the last speech frame: the soft end of a word."""
-LATE_PAUSES = ((0.92, 0.03), (0.8, 0.1), (0.6, 0.2))
-"""(share of the longest utterance, seconds of silence): from that age on such a pause ends it, so that the hard limit is
-met in the middle of a word only by somebody who never draws breath."""
+LATE_PAUSES = ((0.8, 0.1), (0.6, 0.2))
+"""(share of the longest utterance, seconds of silence): from that age on such a pause ends it. What was said before it cannot be
+taken back, so a call does not wait for a better one."""
+HELD_SHARE, HELD_SAMPLES = 0.1, SAMPLE_RATE
+"""The last tenth of the longest utterance, at most a second: not handed out before it is known where to cut. Nobody has been told
+a word of it, so the best place in it can still be chosen."""
+MARGIN_SHARE = 0.3
+"""Of what is held back, the end in which the quietest place is not looked for: the next utterance must not begin with a scrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ class Endpointer:
         self.position = base_sample
         """End of the last frame pushed."""
         self._max = int(max_utterance_s * SAMPLE_RATE)
+        self._held = min(int(HELD_SHARE * self._max), HELD_SAMPLES)
         self._next = next_utterance
         self._resumed = collections.deque(resumed)
         self._kept: collections.deque[Audio] = collections.deque()
@@ -118,8 +126,6 @@ class Endpointer:
         """No utterance begins before this sample: it belongs to an earlier one."""
         self._window: collections.deque[tuple[int, bool]] = collections.deque(maxlen=START_WINDOW)
         self._open: _Utterance | None = None
-        self._cut = -1
-        """Where the last utterance was cut for its length; the next begins there with the next frame, if there is one."""
 
     @property
     def open(self) -> bool:
@@ -139,7 +145,7 @@ class Endpointer:
         """One frame, shape ``(512,)``, and what follows from it."""
         self._kept.append(frame)
         self.position += len(frame)
-        actions = self._resume() + self._go_on()
+        actions = self._resume()
         if self._open is None:
             return actions + self._wait_for_speech(probability)
         return actions + self._listen(self._open, probability)
@@ -156,7 +162,7 @@ class Endpointer:
     def clear(self) -> int:
         """Forget the open utterance and all audio so far; returns the utterance's number, -1 if there was none."""
         number = self._open.number if self._open else -1
-        self._open, self._cut = None, -1
+        self._open = None
         self._resumed.clear()
         self._window.clear()
         self._kept.clear()
@@ -205,12 +211,12 @@ class Endpointer:
         low = self.rules.threshold - HYSTERESIS
         if probability >= self.rules.threshold or (in_speech and probability >= low):
             self._speech(utterance)
-            actions: list[Action] = self._feed(utterance, self.position)
+            actions: list[Action] = self._feed(utterance, min(self.position, self._held_from(utterance)))
         else:
             tail = utterance.last_speech + TAIL_SAMPLES
             # Not frame by frame: an engine that began to hear half of the tail would be busy when the pause is told, and the
             # final would wait for both.
-            actions = self._feed(utterance, tail) if self.position >= tail else []
+            actions = self._feed(utterance, min(tail, self._held_from(utterance))) if self.position >= tail else []
             if self.position >= tail and not utterance.paused and utterance.frames >= MIN_SPEECH_FRAMES:
                 utterance.paused = True
                 actions.append(Pause(utterance.number))
@@ -220,8 +226,11 @@ class Endpointer:
         if silence >= self._pause_enough(utterance):
             return actions + self._close(utterance, utterance.last_speech, "length")
         if self.position - utterance.start >= self._max:
-            return actions + self._close(utterance, self.position, "length", floor=self.position)
+            return actions + self._cut(utterance)
         return actions
+
+    def _held_from(self, utterance: _Utterance) -> int:
+        return utterance.start + self._max - self._held
 
     def _speech(self, utterance: _Utterance) -> None:
         utterance.frames += 1
@@ -264,8 +273,27 @@ class Endpointer:
         utterance.fed = until
         return [Speech(utterance.number, audio)]
 
-    def _close(self, utterance: _Utterance, end: int, cause: str, floor: int | None = None) -> list[Action]:
-        tail = min(self.position, max(utterance.fed, end if floor is not None else self._tail(utterance, end)))
+    def _cut(self, utterance: _Utterance) -> list[Action]:
+        """At the limit: end it in the best pause of what is held back, or where that is quietest; the next one takes the rest."""
+        earliest = max(utterance.fed, self._held_from(utterance))
+        spoken = [(begin, end) for begin, end in utterance.regions]
+        at = best_pause(spoken, self.position, earliest, self._held)
+        if at is None:
+            at = earliest + quietest(self._slice(earliest, self.position - int(MARGIN_SHARE * self._held)))
+        before = max((min(end, at) for begin, end in spoken if begin < at), default=at)
+        rest = [[max(begin, at), end] for begin, end in spoken if end > at]
+        return self._close(utterance, before, "length", through=at) + (self._go_on(at, rest) if rest else [])
+
+    def _go_on(self, start: int, regions: list[list[int]]) -> list[Action]:
+        """Behind a cut in speech the next utterance has begun already, whatever comes now."""
+        frames = START_FRAMES + sum(end - begin for begin, end in regions) // FRAME
+        self._open = utterance = _Utterance(self._next, start, start, regions[-1][1], frames=frames, regions=regions)
+        self._next += 1
+        return [Begin(utterance.number, start), *self._feed(utterance, utterance.last_speech)]
+
+    def _close(self, utterance: _Utterance, end: int, cause: str, through: int = -1) -> list[Action]:
+        """``through``: where its audio ends, if not a little behind its speech."""
+        tail = min(self.position, max(utterance.fed, through if through >= 0 else self._tail(utterance, end)))
         actions: list[Action] = list(self._feed(utterance, tail))
         regions = tuple((begin, min(stop, end)) for begin, stop in utterance.regions if begin < min(stop, end))
         spoken = utterance.frames >= MIN_SPEECH_FRAMES
@@ -273,21 +301,9 @@ class Endpointer:
         actions.append(End(utterance.number, end, cause, regions, spoken, announced, max(end, utterance.fed)))
         self._open = None
         self._window.clear()
-        self._floor = floor if floor is not None else max(end, utterance.fed)
+        self._floor = max(end, utterance.fed)
         self._trim(self._floor)
-        if floor is not None:
-            self._cut = floor
         return actions
-
-    def _go_on(self) -> list[Action]:
-        """After a cut for length the next utterance begins where the last one was cut."""
-        start, self._cut = self._cut, -1
-        if start < 0 or self._open is not None:
-            return []
-        self._open = utterance = _Utterance(self._next, start, start, start, frames=START_FRAMES)
-        utterance.regions.append([start, start])
-        self._next += 1
-        return [Begin(utterance.number, start)]
 
     # ------------------------------------------------------------ kept audio
 

@@ -1,6 +1,10 @@
-"""Where to cut speech that has no pause: the quietest tenth of a second, as Qwen3-ASR's own long-audio splitter does."""
+"""Where to cut speech: in its best pause, or where it has none, in the quietest tenth of a second, as Qwen3-ASR's own
+long-audio splitter does."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -9,6 +13,20 @@ from worker.engines.base import Audio
 
 WINDOW_S = 0.1
 """Length of the window that is compared, seconds."""
+
+
+def best_pause(regions: Sequence[tuple[int, int]], now: int, earliest: int, good: int) -> int | None:
+    """Middle of the longest pause that does not lie before ``earliest``; all in samples.
+
+    ``regions`` of speech in order, disjoint; the audio ends at ``now``. Pauses of at least ``good`` samples count as equal. Of equal
+    ones it is the latest. None: there is no pause.
+    """
+    best, at = 0, None
+    for (_, end), (begin, _) in pairwise([*regions, (now, now)]):
+        middle, length = (end + begin) // 2, min(begin - end, good)
+        if middle >= earliest and length >= max(best, 1):
+            best, at = length, middle
+    return at
 
 
 def quietest(audio: Audio) -> int:

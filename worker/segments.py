@@ -36,13 +36,12 @@ late, hence 300 ms before it. Below about -60 dBFS it misses whole phrases.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from shared.pcm import SAMPLE_RATE, samples
 from worker.engines.base import Audio
-from worker.quiet import quietest
+from worker.quiet import best_pause, quietest
 from worker.vad import FRAME, FRAME_S, SileroVad, VadState
 
 BLOCK_FRAMES = 32
@@ -298,21 +297,12 @@ class Segmenter:
     def _forced(self, start: int, now: int) -> _Cut:
         regions = self._speech.regions()
         limit = samples(self._policy.max_s)
-        at = self._best_pause(regions, start + round((1 - self._policy.pause_search) * limit))
+        spoken = [(begin * FRAME, end * FRAME) for begin, end in regions]
+        good = round(self._policy.good_pause_s / FRAME_S) * FRAME
+        at = best_pause(spoken, now, start + round((1 - self._policy.pause_search) * limit), good)
         if at is None:
             at = self._quietest(start + round((1 - self._policy.quiet_search) * limit), now - samples(QUIET_MARGIN_S))
         return _Cut(at, [(begin, min(end, -(-at // FRAME))) for begin, end in regions if begin * FRAME < at])
-
-    def _best_pause(self, regions: list[Region], earliest: int) -> int | None:
-        """Middle of the longest pause that lies behind ``earliest``; of pauses that are good enough, the latest."""
-        best, at = 0, None
-        good = round(self._policy.good_pause_s / FRAME_S)
-        for (_, end), (begin, _) in pairwise([*regions, (self._speech.frames, 0)]):
-            middle = (end + begin) * FRAME // 2
-            length = min(begin - end, good)
-            if middle >= earliest and length >= max(best, 1):
-                best, at = length, middle
-        return at
 
     def _quietest(self, start: int, end: int) -> int:
         """Middle of the quietest place between two samples."""

@@ -133,6 +133,57 @@ def test_without_end_it_is_cut_at_the_longest_and_goes_on_without_a_gap() -> Non
     assert first[-1] + 1 == second[0]
 
 
+LIMIT_FRAMES = 313
+"""10 s."""
+
+
+def test_at_the_limit_it_is_cut_in_the_best_pause_of_what_was_held_back() -> None:
+    """A longer dip, then a shorter one: the first that comes is not the best, nor is the last."""
+    endpointer = Endpointer(RULES, 10)
+    before = play(
+        endpointer, (SPEECH, 284), (SILENCE, 1), (SPEECH, 5), (SILENCE, 2), (SPEECH, 5), (SILENCE, 1), (SPEECH, 5)
+    )
+    assert kinds(before) == [Begin], "nothing is decided before the limit"
+    assert heard(before, 0)[-1] < 9 * 16_000, "nobody hears a word that may be the next one's"
+    actions = before + play(endpointer, (SPEECH, 60), (SILENCE, 40))
+    assert kinds(actions) == [Begin, End, Begin, End]
+    cut, last = (action for action in actions if isinstance(action, End))
+    middle = 291 * FRAME
+    assert heard(actions, 0)[-1] + 1 == heard(actions, 1)[0] == middle
+    assert (cut.cause, cut.end_sample, cut.through_sample) == ("length", 290 * FRAME, middle)
+    assert cut.speech[-1] == (285 * FRAME, 290 * FRAME)
+    assert last.speech == ((292 * FRAME, 297 * FRAME), (298 * FRAME, 363 * FRAME))
+
+
+def test_without_a_pause_it_is_cut_where_it_is_quietest() -> None:
+    endpointer = Endpointer(RULES, 10)
+    rng = np.random.default_rng(3)
+    audio = rng.normal(0, 0.1, 400 * FRAME).astype(np.float32)
+    quiet = 294 * FRAME + 100
+    audio[quiet : quiet + 1_600] *= 0.1
+    actions = [action for frame in audio.reshape(-1, FRAME) for action in endpointer.push(frame, SPEECH)]
+    cut = next(action for action in actions if isinstance(action, End))
+    assert cut.end_sample == cut.through_sample == quiet + 800
+    assert len(heard(actions, 0)) == quiet + 800
+    assert np.array_equal(np.concatenate([heard(actions, 0), heard(actions, 1)]), audio), "no sample lost, none twice"
+
+
+@given(st.integers(0, 40))
+def test_what_is_held_back_is_handed_out_when_the_stream_ends(frames: int) -> None:
+    endpointer = Endpointer(RULES, 10)
+    actions = play(endpointer, (SPEECH, LIMIT_FRAMES - 35 + frames))
+    actions += endpointer.finish("close")
+    audio = np.concatenate([heard(actions, 0), heard(actions, 1)])
+    assert np.array_equal(audio, np.arange(endpointer.position))
+
+
+def test_an_utterance_ends_in_silence_although_its_last_words_are_held_back() -> None:
+    endpointer = Endpointer(RULES, 10)
+    actions = play(endpointer, (SPEECH, 300), (SILENCE, 40))
+    assert kinds(actions) == [Begin, End]
+    assert heard(actions, 0)[-1] + 1 >= 300 * FRAME
+
+
 def test_late_in_an_utterance_a_short_pause_will_do() -> None:
     eight_seconds = 260
     early = play(Endpointer(RULES, 10), (SPEECH, 100), (SILENCE, 5), (SPEECH, 20))
@@ -179,8 +230,8 @@ def test_a_resumed_utterance_leaves_the_next_one_its_beginning() -> None:
     actions = play(Endpointer(RULES, 10), *sound)
     assert kinds(actions) == [Begin, End, Begin, End]
     ended = next(action for action in actions if isinstance(action, End))
-    first = OpenUtterance(0, heard(actions, 0)[0], "", ended.end_sample, ended.through_sample)
-    second = OpenUtterance(1, heard(actions, 1)[0])
+    first = OpenUtterance(0, int(heard(actions, 0)[0]), "", ended.end_sample, ended.through_sample)
+    second = OpenUtterance(1, int(heard(actions, 1)[0]))
     assert second.start_sample - first.end_sample < TAIL_SAMPLES
     for known in [first, second], [first]:
         again = play(Endpointer(RULES, 10, next_utterance=len(known), resumed=known), *sound)
@@ -213,8 +264,9 @@ def test_clear_forgets_the_open_utterance() -> None:
 RUNS = st.lists(st.tuples(st.sampled_from([SPEECH, SILENCE, 0.4]), st.integers(1, 120)), max_size=12)
 
 
+@example([(SILENCE, 400), (SPEECH, 120)], True, 500, 9_500)  # begun so early that its limit is near
 @example([(SPEECH, 313)], False, 100, 0)  # the stream ends where an utterance is cut for its length
-@given(RUNS, st.booleans(), st.sampled_from([100, 500, 1500]), st.sampled_from([0, 300, 900]))
+@given(RUNS, st.booleans(), st.sampled_from([100, 500, 1500]), st.sampled_from([0, 300, 900, 9_500]))
 def test_any_speech_keeps_the_promises(
     runs: list[tuple[float, int]], automatic: bool, silence_ms: int, prefix_ms: int
 ) -> None:
