@@ -273,12 +273,14 @@ def test_any_speech_keeps_the_promises(
     endpointer = Endpointer(Endpointing(automatic, 0.5, prefix_ms, silence_ms), 10)
     actions = play(endpointer, *runs) + endpointer.finish("close")
     assert kinds(actions) == [Begin, End] * (len(kinds(actions)) // 2), "they alternate"
+    starts = [action.start_sample for action in actions if isinstance(action, Begin)]
     last = 0.0
     for number, end in enumerate(action for action in actions if isinstance(action, End)):
         audio = heard(actions, number)
         assert end.utterance == number
         assert len(audio)
         assert (np.diff(audio) == 1).all(), "no gap and nothing twice"
+        assert audio[0] == starts[number]
         assert audio[0] >= last, "no sample in two utterances"
         last = audio[-1] + 1
         assert len(audio) <= 10 * 16_000 + TAIL_SAMPLES + FRAME
