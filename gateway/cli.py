@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from gateway.address import url, usable
+from gateway.model import ServedModel, missing_packages
 from shared.errors import NapscribeError
 from shared.settings import Settings, SettingsError, load
 from shared.version import __version__
@@ -33,7 +34,10 @@ def main() -> int:
     """The command line; returns the exit code."""
     if sys.argv[1:] == ["serve"]:  # argparse and what it brings would stay in the server's memory: half a MiB
         return _serve()
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if getattr(arguments, "stream", False) and arguments.format != "text":
+        parser.error(f"--stream prints words as they come: --format {arguments.format} cannot be had with it")
     code: int = arguments.run(arguments)
     return code
 
@@ -88,6 +92,7 @@ def _serve(_arguments: argparse.Namespace | None = None) -> int:
         settings = _with_addresses(settings)
         with ground(settings) as base:
             _greet(settings)
+            _warn(base.model)
             with asyncio.Runner(loop_factory=EventLoop) as runner:
                 runner.run(serve(base))
     except SettingsError as error:
@@ -122,6 +127,17 @@ def _greet(settings: Settings) -> None:
     root = url(_called(settings.host), settings.port)
     print(f"Napscribe {__version__} on {root} — try:", file=sys.stderr)
     print(f"  curl{key} {root}/v1/audio/transcriptions -F file=@recording.wav", file=sys.stderr, flush=True)
+
+
+def _warn(model: ServedModel) -> None:
+    """Of what the first request would run into."""
+    if missing := missing_packages(model):
+        print(
+            f"napscribe: {model.id} needs {', '.join(missing)}, not installed here: pip install 'napscribe[{model.extra}]'. "
+            "Until then every request for a transcript fails.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _transcribe(arguments: argparse.Namespace) -> int:

@@ -57,6 +57,8 @@ def headers_of(error: errors.NapscribeError) -> dict[str, str]:
         headers["retry-after"] = str(max(1, math.ceil(wait)))
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="napscribe"'
+    if isinstance(error, errors.UpgradeRequired):
+        headers["upgrade"] = "websocket"
     return headers
 
 

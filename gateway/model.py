@@ -12,6 +12,13 @@ from shared.settings import SettingsError
 
 EMBEDDED = "embedded"
 EMBEDDED_ID = "moonshine-tiny-en"
+SCRIPTED = "scripted"
+_PACKAGES = {
+    "": ("av", "numpy", "onnxruntime", "soxr"),
+    EMBEDDED: ("av", "moonshine_voice", "numpy", "onnxruntime", "soxr"),
+    "qwen": ("av", "numpy", "onnxruntime", "safetensors", "soxr", "tokenizers", "torch"),
+}
+"""What the worker imports before it is ready, by extra."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 QWEN_DEFAULT = "Qwen/Qwen3-ASR-1.7B-hf"
 ALIGNER_DEFAULT = "Qwen/Qwen3-ForcedAligner-0.6B-hf"
@@ -27,6 +34,13 @@ class ServedModel(msgspec.Struct, frozen=True):
     languages: tuple[str, ...] = ()
     """ISO 639-1 codes, where they are known without the worker."""
 
+    @property
+    def extra(self) -> str:
+        """The extra of this package that brings what the model's engine needs; empty for none."""
+        if self.spec.startswith(SCRIPTED):
+            return ""
+        return EMBEDDED if self.spec == EMBEDDED else "qwen"
+
 
 def served_model(setting: str) -> ServedModel:
     """The model of ``NAPSCRIBE_MODEL``. Raises SettingsError for what can be none."""
@@ -34,8 +48,8 @@ def served_model(setting: str) -> ServedModel:
         setting = QWEN_DEFAULT if _has_cuda() else EMBEDDED
     if setting == EMBEDDED:
         return ServedModel(EMBEDDED, EMBEDDED_ID, ("en",))
-    if setting.startswith("scripted"):
-        return ServedModel(setting, "scripted")
+    if setting.startswith(SCRIPTED):
+        return ServedModel(setting, SCRIPTED)
     path = Path(setting).expanduser()
     if path.is_dir():
         return ServedModel(str(path.absolute()), path.absolute().name)
@@ -56,6 +70,11 @@ def aligner(setting: str, model: ServedModel) -> str:
         published = model.spec.startswith("Qwen/") and _has_cuda()
         return ALIGNER_DEFAULT if published else ""
     return "" if setting == "none" else setting
+
+
+def missing_packages(model: ServedModel) -> list[str]:
+    """Names of packages that the worker will want and that are not installed."""
+    return [name for name in _PACKAGES[model.extra] if importlib.util.find_spec(name) is None]
 
 
 def _has_cuda() -> bool:

@@ -14,6 +14,7 @@ NapscribeError
 ├── ModelNotFound         404  model_not_found
 ├── NotFound              404  not_found
 ├── MethodNotAllowed      405  method_not_allowed
+├── UpgradeRequired       426  upgrade_required         a live door, asked without a WebSocket
 ├── Conflict              409  unload_aborted
 ├── Busy                  retry later, nothing of the request was done
 │   ├── QueueFull         429  queue_full
@@ -118,6 +119,11 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(NapscribeError):
     code = "method_not_allowed"
     http_status = 405
+
+
+class UpgradeRequired(NapscribeError):
+    code = "upgrade_required"
+    http_status = 426
 
 
 class Conflict(NapscribeError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
-from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -19,7 +21,7 @@ from gateway.streams.dialect import Dialect
 from gateway.streams.hub import Hub
 from gateway.streams.runner import Runner, refuse
 from gateway.streams.twilio import Twilio
-from shared.errors import NapscribeError, NotFound, Unauthorized
+from shared.errors import NapscribeError, NotFound, Unauthorized, UpgradeRequired
 
 Build = Callable[[WebSocket], Dialect]
 """Reads the handshake. Raises NapscribeError for what the door does not take."""
@@ -47,17 +49,28 @@ class Doors:
         self._secrets = ClientSecrets(model.id, spoken=lambda: hub.languages)
 
     def routes(self) -> list[BaseRoute]:
+        live = {
+            "/v1/stream": self.native,
+            "/ws/transcribe": self.native,
+            "/v1/listen": self.deepgram,
+            "/v1/realtime": self.openai_realtime,
+            "/realtime": self.openai_realtime,
+            "/twilio": self.twilio,
+        }
         return [
-            WebSocketRoute("/v1/stream", _Door(self.native)),
-            WebSocketRoute("/ws/transcribe", _Door(self.native)),
-            WebSocketRoute("/v1/listen", _Door(self.deepgram)),
-            WebSocketRoute("/v1/realtime", _Door(self.openai_realtime)),
-            WebSocketRoute("/realtime", _Door(self.openai_realtime)),
-            WebSocketRoute("/twilio", _Door(self.twilio)),
+            *(WebSocketRoute(path, _Door(door)) for path, door in live.items()),
+            *(Route(path, self.plain) for path in live),
             *self._secrets.routes(),
             *self._calls.routes(),
             WebSocketRoute("/{path:path}", self.nowhere),
         ]
+
+    async def plain(self, request: Request) -> Response:
+        """A live door without the upgrade: a proxy that does not pass it on, or a browser's address line."""
+        raise UpgradeRequired(
+            f"{request.url.path} is a live door: it speaks WebSocket.",
+            hint="Behind a proxy, let it pass the headers Upgrade and Connection. Files go to POST /v1/audio/transcriptions.",
+        )
 
     async def nowhere(self, websocket: WebSocket) -> None:
         await refuse(

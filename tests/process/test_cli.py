@@ -34,6 +34,12 @@ def test_the_server_is_where_the_settings_say_or_where_it_is_said_to_be() -> Non
             assert word_errors(transcripts()[CLIP.stem], done.stdout) <= 2
 
 
+def test_words_as_they_come_have_no_other_format() -> None:
+    done = transcribe("--stream", "--format", "srt")
+    assert done.returncode == 2
+    assert "--stream" in done.stderr
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_where_there_is_no_server_it_says_where_it_looked(named: bool) -> None:
     port = free_port()

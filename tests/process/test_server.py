@@ -49,6 +49,8 @@ def _timings(answer: httpx.Response) -> dict[str, float]:
         ("GET", "/no/such/door", 404),
         ("POST", "/api/ps/no/such", 404),
         ("GET", "/v1/audio/transcriptions", 405),
+        ("GET", "/v1/stream", 426),
+        ("GET", "/v1/realtime?intent=transcription", 426),
         ("POST", "/v1/audio/transcriptions", 400),
         ("POST", "/v1/audio/transcriptions/stream", 400),
         ("POST", "/v1/audio/translations", 501),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.server import free_port, serving
+from tests.speech import DATA
 
 
 def start(tmp_path: Path, **settings: object) -> subprocess.CompletedProcess[str]:
@@ -54,6 +55,34 @@ def test_wyoming_needs_a_port_of_its_own(tmp_path: Path) -> None:
     port = free_port()
     done = start(tmp_path, port=port, wyoming_port=port)
     assert "are the same" in done.stderr
+
+
+HIDING = """
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name == "moonshine_voice" else found(name, *rest)
+"""
+
+
+def test_a_missing_package_is_told_at_the_start_and_to_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    how = "pip install 'napscribe[embedded]'"
+    with serving(script=True) as server:
+        assert "moonshine_voice" in server.log()
+        assert how in server.log()
+        answer = server.transcribe(DATA / "librivox-0930.wav")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_load_failed")
+        assert how in answer.json()["error"]["message"]
+
+
+def test_nothing_is_said_of_packages_that_are_there(tmp_path: Path) -> None:
+    for model in ("embedded", str(DATA / "qwen3-asr-tiny")):
+        with serving(script=True, model=model) as server:
+            assert "needs" not in server.log()
 
 
 def test_a_name_is_an_address(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.model import ALIGNER_DEFAULT, EMBEDDED, EMBEDDED_ID, ServedModel, aligner, served_model
+from gateway.model import ALIGNER_DEFAULT, EMBEDDED, EMBEDDED_ID, ServedModel, aligner, missing_packages, served_model
 from shared.settings import SettingsError
 
 QWEN = "Qwen/Qwen3-ASR-1.7B-hf"
@@ -80,6 +80,13 @@ def test_a_folder_that_looks_like_a_hub_id_is_a_folder(tmp_path: Path, monkeypat
     assert served_model("owner/name") == ServedModel("owner/name", "owner/name")
     monkeypatch.chdir(tmp_path)
     assert served_model("owner/name") == ServedModel(str(tmp_path / "owner" / "name"), "name")
+
+
+def test_every_model_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, [], ["av", "numpy", "onnxruntime", "soxr", "torch"])
+    assert missing_packages(served_model("embedded")) == ["moonshine_voice"]
+    assert missing_packages(served_model(QWEN)) == ["safetensors", "tokenizers"]
+    assert missing_packages(served_model("scripted")) == []
 
 
 def test_scripted_is_known_by_its_kind() -> None:
