@@ -3,8 +3,7 @@
 Decoder, resampler and VAD let go of the interpreter while they work, but what stands between them does not: with an engine
 beside them on a GPU, eight threads hear no more than one. So every audio thread but the first has a child that reads for it.
 The two speak over a socket pair, one question and its answer at a time; an answer is read in a single call, so that the thread
-asks for the interpreter once and not for every buffer of the kernel. While the thread waits for the interpreter, and hands out what it got,
-the child already reads on in the file that was asked for last: one stretch, no more, of each file.
+asks for the interpreter once and not for every buffer of the kernel.
 
 A child that dies (a decoder that a file makes crash, or the kernel out of memory) is replaced, and its files go on where their
 last segment ended. A file that ends its reader twice without a segment between fails alone.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import struct
@@ -265,13 +263,6 @@ class _Child:
         self._vad = load_vad()
         self._policy = policy
         self._readers: dict[int, FileReader] = {}
-        self._ahead: dict[int, _Answer] = {}
-        """Of the next question about a file."""
-
-    def read_ahead(self, last: _Question) -> None:
-        """What will probably be asked next, after ``last``."""
-        if isinstance(last, _Advance) and last.number in self._readers:
-            self._ahead[last.number] = self.answer(last)
 
     def answer(self, question: _Question) -> _Answer:
         try:
@@ -279,10 +270,9 @@ class _Child:
                 case _Open(number=number, command=command):
                     self._readers[number] = FileReader(self._vad, self._policy, command)
                 case _Close(number=number):
-                    self._ahead.pop(number, None)
                     self._forget(number)
                 case _Advance(number=number):
-                    return self._ahead.pop(number, None) or self._stretch(number)
+                    return self._stretch(number)
         except NapscribeError as error:
             return self._failed(question.number, error)
         except Exception as error:
@@ -333,10 +323,7 @@ def main() -> None:
         child = _Child(_policy_of(_receive(line)))
         _send(line, _Answer())
         while True:
-            question = _question_of(_receive(line))
-            _send(line, child.answer(question))
-            if not select.select([line], [], [], 0)[0]:
-                child.read_ahead(question)
+            _send(line, child.answer(_question_of(_receive(line))))
 
 
 if __name__ == "__main__":

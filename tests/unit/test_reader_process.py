@@ -11,17 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
-from shared.errors import AudioTooLong, EmptyAudio, EngineFailed, NapscribeError, UnsupportedAudio, WorkerCrashed
+from shared.errors import EmptyAudio, EngineFailed, NapscribeError, UnsupportedAudio, WorkerCrashed
 from shared.messages import FileOptions, Lane, RawAudio, TranscribeFile
 from tests.speech import DATA, RATE, recital, wav
 from tests.unit.test_feeder import AHEAD, POLICY, VAD, Bench, keys
-from worker.decode import RAW_PIECE
 from worker.reader import FileReader, FileReaders, Reader, Readers, ReadersGone
 from worker.reader_process import STRETCH_SAMPLES, NoReader, ReaderProcess, RemoteReader
 from worker.segments import Segment
@@ -145,49 +143,6 @@ def test_a_file_is_closed_when_it_is_over_and_when_it_is_dropped(process: Reader
     assert opened() == {str(recording)}
     dropped.close()
     assert opened() == set()
-
-
-def test_a_child_reads_one_stretch_ahead_and_no_more(process: ReaderProcess, recording: Path, tmp_path: Path) -> None:
-    path = tmp_path / "headerless"
-    path.write_bytes(recording.read_bytes()[44:])
-
-    def position() -> int:
-        """Samples that the child has read of the file."""
-        return next(file.position for file in psutil.Process(process.pid).open_files() if file.path == str(path)) // 2
-
-    def settled() -> int:
-        deadline, last = time.monotonic() + 20, -1
-        while (now := position()) != last or psutil.Process(process.pid).status() == psutil.STATUS_RUNNING:
-            assert time.monotonic() < deadline
-            last = now
-            time.sleep(0.05)
-        return now
-
-    command, piece = asked(path, raw=RawAudio("s16le", RATE, 1)), RAW_PIECE // 2
-    ends = []
-    reader = process.open(command)
-    while not (heard := reader.advance()).over:
-        ends.append(heard.samples)
-    far = next(n for n, (end, following) in enumerate(pairwise(ends)) if following > end + 2 * piece)
-    reader = process.open(command)
-    for _ in range(far + 1):
-        reader.advance()
-    assert ends[far + 1] <= settled() <= ends[far + 1] + 2 * piece
-
-
-def test_an_error_ahead_comes_in_its_turn(process: ReaderProcess, recording: Path) -> None:
-    reader, found = process.open(asked(recording, max_seconds=30.0)), 0
-    with pytest.raises(AudioTooLong):
-        while True:
-            found += len(reader.advance().segments)
-            time.sleep(0.2)  # the child comes upon it meanwhile
-    local, expected = FileReader(VAD, POLICY, asked(recording, max_seconds=30.0)), 0
-    with pytest.raises(AudioTooLong):
-        while True:
-            expected += len(local.advance().segments)
-    local.close()
-    assert found == expected > 0
-    assert len(rest(process.open(asked(CLIP)))) == 1, "the child goes on"
 
 
 # ---------------------------------------------------------------- children that die
