@@ -106,14 +106,14 @@ class WorkerProcess:
         most = 2 * capabilities.max_batch + ahead
         here, fast = FileReaders(vad, policy), capabilities.device not in {"", "cpu"}
 
-        def readers(number: int) -> Readers:
-            if not (number and fast):
-                return here
+        def child() -> Readers:
             from worker.reader_process import ReaderProcess
 
             return ReaderProcess(policy)
 
-        feeder = Feeder(readers, ahead, self._bell, self._recorder, most=most, threads=threads)
+        feeder = Feeder(
+            here, ahead, self._bell, self._recorder, own=child if fast else None, most=most, threads=threads
+        )
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
         scheduler.log_steps = bool(self._arguments.debug_timing)
 

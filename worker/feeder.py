@@ -3,9 +3,11 @@
 They run ahead of the engine by a few segments of each file and of all files together, so that memory grows neither with a
 file's length nor with their number, and a short file never waits until a long one is decoded.
 
-A file stays with the thread that opened it, so its segments are the same with any number of threads. The first thread reads in
-this process, at once. The others may have a child each that reads for them (``worker.reader_process``). A thread is made when
-there is a file that nobody has time for; one file alone never needs a second.
+A file stays with the thread that opened it. A thread is made when there is a file that nobody has time for; one file alone never
+needs a second. Threads may have a child each that reads for them (``worker.reader_process``). It takes half a second to start, so the
+first thread, which serves a worker that has just woken, begins in this process meanwhile; its files move to the child as soon as it is
+there. What becomes of a file behind a cut depends on nothing before it (``worker.segments``), so its segments are the same with any
+number of threads, here or in children.
 """
 
 from __future__ import annotations
@@ -14,29 +16,48 @@ import collections
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from shared.errors import EngineFailed, NapscribeError
 from shared.journal import log
-from shared.messages import Lane
+from shared.messages import Lane, TranscribeFile
 from shared.recorder import AUDIO_THREADS, Recorder, Slot
 from worker.file_job import FileJob
 from worker.inbox import Bell
-from worker.reader import Reader, Readers, ReadersGone
+from worker.reader import Heard, Reader, Readers, ReadersGone
 
 MAX_AHEAD = 64
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A job's file. All but ``reader`` is written under the feeder's lock; that belongs to ``owner``."""
+    """A job's file. What is behind ``command`` belongs to ``owner``; the rest is written under the feeder's lock."""
 
     job: FileJob
+    command: TranscribeFile
+    """Where another reader would go on."""
+    reader: Reader | None = None
+    readers: Readers | None = None
+    """Which opened it."""
     owner: int = -1
     """The thread that opened it; -1 before."""
-    reader: Reader | None = None
     busy: bool = False
     dropped: bool = False
+
+    def advance(self, readers: Readers) -> Heard:
+        """The next stretch, read by ``readers``. Raises what they raise."""
+        began = time.monotonic_ns()
+        if self.reader is None or self.readers is not readers:
+            self.close()
+            self.reader, self.readers = readers.open(self.command), readers
+        opened_ns = time.monotonic_ns() - began
+        heard = self.reader.advance()
+        if heard.segments:
+            last = heard.segments[-1]
+            self.command = msgspec.structs.replace(self.command, base_sample=last.end_sample, next_index=last.index + 1)
+        return replace(heard, decode_ns=opened_ns + heard.decode_ns)
 
     def close(self) -> None:
         reader, self.reader = self.reader, None
@@ -60,13 +81,15 @@ class Feeder:
     """Owns the files and their readers; hands finished segments to their jobs."""
 
     def __init__(
-        self, readers: Callable[[int], Readers], ahead: int, bell: Bell, recorder: Recorder, *,
-        most: int = 1_000, threads: int = 1,
+        self, here: Readers, ahead: int, bell: Bell, recorder: Recorder, *,
+        own: Callable[[], Readers] | None = None, most: int = 1_000, threads: int = 1,
     ) -> None:  # fmt: skip
-        """``readers``: for the thread of each number, called by it; may raise. The first thread's never does, and serves any thread. ``ahead``: segments of one file that may
-        wait for the engine. ``most``: segments of all files, those in the engine included, from which on a file that has some
-        waits. ``threads``: at most so many, up to ``AUDIO_THREADS``, which have slots in the recorder."""
-        self._readers = readers
+        """``here``: reads in this process, for any thread. ``own``: makes what one thread alone reads with, if that is better; may take
+        its time, and may raise. ``ahead``: segments of one file that may wait for the engine. ``most``: segments of all files, those
+        in the engine included, from which on a file that has some waits. ``threads``: at most so many, up to ``AUDIO_THREADS``,
+        which have slots in the recorder."""
+        self._here = here
+        self._own = own
         self._ahead = ahead
         self._bell = bell
         self._recorder = recorder
@@ -84,7 +107,7 @@ class Feeder:
 
     def add(self, job: FileJob) -> None:
         with self._wanted:
-            self._readings[job.id] = _Reading(job)
+            self._readings[job.id] = _Reading(job, job.command)
             self._look_for_hands()
 
     def drop(self, job: FileJob) -> None:
@@ -119,10 +142,11 @@ class Feeder:
     def _run(self, number: int) -> None:
         thread, slot = self._threads[number], Slot.AUDIO + number
         try:
-            readers = self._readers(number)
+            readers = self._own() if number and self._own else self._here
         except Exception as error:
             self._leave(number, error)
             return
+        equipped = readers is not self._here or self._own is None
         with self._wanted:
             # Both at once: in between it would count as one that has something in hand.
             thread.readers, thread.free = readers, True
@@ -136,6 +160,9 @@ class Feeder:
                 thread.free = False
                 # Whoever has something in hand does not take what is left.
                 self._look_for_hands()
+            if not equipped:
+                equipped = True
+                threading.Thread(target=self._equip, args=(thread,), name="audio-equip", daemon=True).start()
             job = reading.job
             thread.began_ns = time.monotonic_ns()
             self._recorder.begin(slot, [(job.id, job.command.next_index)])
@@ -224,10 +251,22 @@ class Feeder:
             self._threads.pop()
             self._stop_growing(number, error)
 
+    def _equip(self, thread: _Thread) -> None:
+        """The first thread's own, which it uses from its next stretch on."""
+        assert self._own is not None
+        try:
+            readers = self._own()
+        except Exception as error:
+            log("reading goes on in the worker", level="warning", error=str(error))
+            return
+        with self._wanted:
+            thread.readers = readers
+        threading.Event().wait()  # the kernel ends a child with the thread that made it (PDEATHSIG): this one stays
+
     def _leave(self, number: int, error: Exception) -> None:
         """A thread that has nothing to read with; the first always has."""
         with self._wanted:
-            self._threads[number].readers = self._readers(0)  # it starts no more
+            self._threads[number].readers = self._here  # it starts no more
             self._stop_growing(number, error)
             self._wanted.notify_all()
 
@@ -249,23 +288,17 @@ class Feeder:
 
     def _advance(self, reading: _Reading, thread: _Thread) -> None:
         """One stretch of this file, and the segments that it completes."""
-        began = time.monotonic_ns()
         job = reading.job
         assert thread.readers is not None
         try:
-            if reading.reader is None:
-                reading.reader = thread.readers.open(job.command)
-            opened_ns = time.monotonic_ns() - began
-            heard = reading.reader.advance()
+            heard = reading.advance(thread.readers)
         except ReadersGone as gone:
-            # From now on this thread reads here, as the first does: slower, and nothing is lost.
+            # From now on this thread reads here: slower, and nothing is lost.
             log("reading goes on in the worker", level="warning", error=str(gone))
-            thread.readers = self._readers(0)
-            reading.reader = thread.readers.open(gone.command)
-            opened_ns = time.monotonic_ns() - began
-            heard = reading.reader.advance()
+            thread.readers = self._here
+            heard = reading.advance(thread.readers)
         with job.lock:
-            job.decode_ns += opened_ns + heard.decode_ns
+            job.decode_ns += heard.decode_ns
             job.vad_ns += heard.vad_ns
             job.pending.extend(heard.segments)
             job.exhausted = heard.over

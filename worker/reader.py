@@ -34,11 +34,7 @@ class Heard:
 
 
 class ReadersGone(Exception):  # it says what is the case
-    """There is nothing to read with any more. ``command`` says where to go on."""
-
-    def __init__(self, command: TranscribeFile, reason: object) -> None:
-        super().__init__(str(reason))
-        self.command = command
+    """There is nothing to read with any more."""
 
 
 class Reader(Protocol):

@@ -1,7 +1,8 @@
 """Reading files in a process of its own, for an engine that is faster than threads of one interpreter can hear.
 
 Decoder, resampler and VAD let go of the interpreter while they work, but what stands between them does not: with an engine
-beside them on a GPU, eight threads hear no more than one. So every audio thread but the first has a child that reads for it.
+beside them on a GPU, eight threads hear no more than one, and the engine waits for each of them. So every audio thread has a child
+that reads for it.
 The two speak over a socket pair, one question and its answer at a time; an answer is read in a single call, so that the thread
 asks for the interpreter once and not for every buffer of the kernel.
 
@@ -116,7 +117,7 @@ def _exactly(line: socket.socket, length: int) -> bytearray:
 
 
 class ReaderProcess:
-    """``Readers`` in a child. For one thread."""
+    """``Readers`` in a child. For one thread; a child ends with the thread that started it."""
 
     def __init__(self, policy: SegmentPolicy) -> None:
         """Raises NoReader if there can be no child."""
@@ -243,7 +244,7 @@ class RemoteReader:
                 hint="Convert it to wav or flac; please report the file if you can share it.",
             ) from None
         except NoReader as error:
-            raise ReadersGone(self._command, error) from error
+            raise ReadersGone(str(error)) from error
 
 
 def _heard(segment: _Segment) -> Segment:

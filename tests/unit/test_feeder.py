@@ -53,13 +53,13 @@ class Bench:
         *,
         ahead: int = AHEAD,
         most: int = 1_000,
-        readers: Callable[[int], Readers] = lambda _n: HERE,
+        own: Callable[[], Readers] | None = None,
     ) -> None:
         descriptor = Recorder.create()
         self.recorder = Watched(descriptor)
         os.close(descriptor)
         self.bell = Bell()
-        self.feeder = Feeder(readers, ahead, self.bell, self.recorder, most=most, threads=threads)
+        self.feeder = Feeder(HERE, ahead, self.bell, self.recorder, own=own, most=most, threads=threads)
         self.feeder.start()
         self.jobs: dict[str, FileJob] = {}
         self.segments: dict[str, list[Segment]] = {}

@@ -187,18 +187,16 @@ def test_a_segment_between_two_deaths_clears_a_file(process: ReaderProcess, reco
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/python"])
-def test_where_no_child_can_be_started_it_says_where_to_go_on(
+def test_where_no_child_can_be_started_it_says_so(
     process: ReaderProcess, recording: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     reader = process.open(asked(recording))
-    found = reader.advance().segments
     kill(process)
     assert not reader.advance().segments
     with monkeypatch.context() as broken:
         broken.setattr(sys, "executable", program)
-        with pytest.raises(ReadersGone, match="start") as gone:
+        with pytest.raises(ReadersGone, match="start"):
             reader.advance()
-    assert keys(found + here(gone.value.command)) == keys(here(asked(recording)))
     assert len(rest(process.open(asked(CLIP)))) == 1, "the next one tries again"
 
 
@@ -233,61 +231,80 @@ def test_a_child_ends_with_its_worker() -> None:
 
 
 class Made:
-    """The first thread reads here, the others have a child each; all are ended in the end."""
+    """A child for each thread; all are ended in the end."""
 
-    def __init__(self, first: int = 1) -> None:
-        self.first = first
+    def __init__(self) -> None:
         self.processes: list[ReaderProcess] = []
 
-    def __call__(self, number: int) -> Readers:
-        if number < self.first:
-            return FileReaders(VAD, POLICY)
-        self.processes.append(ReaderProcess(POLICY))
-        return self.processes[-1]
+    def __call__(self) -> Readers:
+        process = ReaderProcess(POLICY)
+        self.processes.append(process)
+        return process
 
     def close(self) -> None:
         for process in self.processes:
             process.close()
 
 
-@pytest.fixture(params=[0, 1], ids=["children alone", "the first thread here"])
-def made(request: pytest.FixtureRequest) -> Iterator[Made]:
-    factory = Made(request.param)
+@pytest.fixture
+def made() -> Iterator[Made]:
+    factory = Made()
     yield factory
     factory.close()
 
 
 def test_many_files_beside_each_other(made: Made, recording: Path) -> None:
-    bench = Bench(3, readers=made)
+    bench = Bench(3, own=made)
     for number in range(7):
         bench.add(f"{number}", recording if number % 2 else CLIP)
     bench.finish()
-    assert len(made.processes) == 3 - made.first
+    bench.until(lambda: len(made.processes) == 3)
     expected = [keys(here(asked(path))) for path in (CLIP, recording)]
     assert all(keys(found) == expected[int(name) % 2] for name, found in bench.segments.items())
     bench.until_idle()
     assert not any(psutil.Process(process.pid).open_files() for process in made.processes)
 
 
-def test_one_file_needs_no_child(recording: Path) -> None:
-    factory = Made()
-    bench = Bench(3, readers=factory)
-    for number in range(2):
-        bench.add(f"{number}", recording)
-        bench.finish()
-        bench.until_idle()
-    assert not factory.processes
+def test_a_file_moves_to_the_child_once_it_is_there(made: Made, recording: Path) -> None:
+    """The first thread begins at once, here; what it had read of a segment that was not complete is read again."""
+    may_start = threading.Event()
+
+    def own() -> Readers:
+        assert may_start.wait(30)
+        return made()
+
+    def opened(pid: int) -> bool:
+        return str(recording) in {file.path for file in psutil.Process(pid).open_files()}
+
+    bench = Bench(3, own=own)
+    job = bench.add("file", recording)
+    bench.until(lambda: len(job.pending) >= AHEAD)
+    bench.until_idle()
+    assert opened(os.getpid())
+    may_start.set()
+    bench.until(lambda: bool(made.processes))
+    bench.take()
+    bench.until(lambda: opened(made.processes[0].pid))
+    assert not opened(os.getpid())
+    bench.finish()
+    assert keys(bench.segments["file"]) == keys(here(asked(recording)))
+    assert len(made.processes) == bench.feeder.threads == 1
+
+
+def test_without_a_file_there_is_no_child(made: Made) -> None:
+    Bench(3, own=made).until_idle()
+    assert not made.processes
 
 
 def test_children_that_die_under_threads(made: Made, recording: Path) -> None:
-    bench = Bench(3, readers=made)
+    bench = Bench(3, own=made)
     for number in range(6):
         bench.add(f"{number}", recording)
     deaths = 0
 
     def some_heard() -> bool:
         bench.take()
-        return sum(map(len, bench.segments.values())) > 6 * deaths and len(made.processes) == 3 - made.first
+        return sum(map(len, bench.segments.values())) > 6 * deaths and len(made.processes) == 3
 
     while deaths < 3:
         bench.until(some_heard)
@@ -298,9 +315,9 @@ def test_children_that_die_under_threads(made: Made, recording: Path) -> None:
     assert all(keys(found) == keys(here(asked(recording))) for found in bench.segments.values())
 
 
-def test_without_children_the_first_thread_reads_all(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_children_the_first_thread_reads_all_here(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    bench = Bench(4, readers=Made())
+    bench = Bench(4, own=Made())
     for number in range(3):
         bench.add(f"{number}", recording)
     bench.finish()
@@ -308,42 +325,38 @@ def test_without_children_the_first_thread_reads_all(recording: Path, monkeypatc
 
 
 def test_a_thread_whose_child_cannot_be_replaced_reads_on_itself(
-    recording: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    factory = Made()
-    bench = Bench(2, readers=factory)
-    try:
-        for number in range(4):
-            bench.add(f"{number}", recording)
-        bench.until(lambda: bool(factory.processes) and all(job.duration_samples for job in bench.jobs.values()))
-        monkeypatch.setattr(sys, "executable", "/bin/false")
-        kill(factory.processes[0])
-        for number in range(4, 8):
-            bench.add(f"{number}", recording)
-        jobs = list(bench.jobs.values())
-        bench.finish()
-        assert [job.error for job in jobs] == [None] * 8
-        assert all(keys(found) == keys(here(asked(recording))) for found in bench.segments.values())
-    finally:
-        factory.close()
+    bench = Bench(2, own=made)
+    for number in range(4):
+        bench.add(f"{number}", recording)
+    bench.until(lambda: len(made.processes) == 2 and all(job.duration_samples for job in bench.jobs.values()))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for process in made.processes:
+        kill(process)
+    for number in range(4, 8):
+        bench.add(f"{number}", recording)
+    jobs = list(bench.jobs.values())
+    bench.finish()
+    assert [job.error for job in jobs] == [None] * 8
+    assert all(keys(found) == keys(here(asked(recording))) for found in bench.segments.values())
 
 
 class Slow(Made):
-    """Threads beside the first are never done starting, until the test lets them."""
+    """No thread beside the first is done starting until the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.may_start = threading.Event()
 
-    def __call__(self, number: int) -> Readers:
-        if number:
-            assert self.may_start.wait(30)
+    def __call__(self) -> Readers:
+        assert self.may_start.wait(30)
         return FileReaders(VAD, POLICY)
 
 
 def test_a_file_does_not_wait_for_a_thread_that_starts_while_another_is_idle(recording: Path) -> None:
     slow = Slow()
-    bench = Bench(2, readers=slow)
+    bench = Bench(2, own=slow)
     full = bench.add("full", recording, Lane.INTERACTIVE)
     bench.until(lambda: len(full.pending) >= AHEAD)
     clip = bench.add("clip", CLIP, Lane.INTERACTIVE)
@@ -358,7 +371,7 @@ def test_a_file_does_not_wait_for_a_thread_that_starts_while_another_is_idle(rec
 def test_a_new_file_is_left_to_a_thread_that_starts_while_the_first_is_busy(recording: Path) -> None:
     """Else the first would have opened everything before the others are there."""
     slow = Slow()
-    bench = Bench(2, readers=slow, ahead=1_000)
+    bench = Bench(2, own=slow, ahead=1_000)
     busy = bench.add("busy", recording)
     bench.until(lambda: busy.duration_samples > 0)
     busy.attained = RATE  # it has had more than the next, which would go first
@@ -370,12 +383,10 @@ def test_a_new_file_is_left_to_a_thread_that_starts_while_the_first_is_busy(reco
 
 
 def test_a_thread_that_fails_in_its_start_leaves_its_files_to_the_others(recording: Path) -> None:
-    def readers(number: int) -> Readers:
-        if number:
-            raise MemoryError
-        return FileReaders(VAD, POLICY)
+    def own() -> Readers:
+        raise MemoryError
 
-    bench = Bench(3, readers=readers)
+    bench = Bench(3, own=own)
     for number in range(3):
         bench.add(f"{number}", recording)
     bench.finish()

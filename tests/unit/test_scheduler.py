@@ -40,7 +40,7 @@ def scheduler(events: list[Event], bell: Bell) -> Iterator[Scheduler]:
     recorder = Recorder(descriptor)
     os.close(descriptor)
     readers = FileReaders(load_vad(), SegmentPolicy.up_to(capabilities.max_segment_s))
-    feeder = Feeder(lambda _number: readers, read_ahead(capabilities.max_batch), bell, recorder)
+    feeder = Feeder(readers, read_ahead(capabilities.max_batch), bell, recorder)
     feeder.start()
     yield Scheduler(engine, capabilities, 1, events.append, feeder, recorder)
     engine.close()
