@@ -54,6 +54,8 @@ class OpenUtterance(msgspec.Struct, frozen=True, array_like=True):
     """Where it ended, if that has been announced."""
     through_sample: int = -1
     """And up to where its audio was heard, the soft end of its last word included: what follows is the next one's."""
+    cause: str = "silence"
+    """And why."""
 
 
 class OpenStream(Message, frozen=True, tag="open_stream"):
@@ -66,6 +68,8 @@ class OpenStream(Message, frozen=True, tag="open_stream"):
     next_utterance: int = 0
     resumed: tuple[OpenUtterance, ...] = ()
     """In order; at most the last one has no end."""
+    floor_sample: int = 0
+    """What lies before belongs to them, or has been cleared."""
 
 
 class StreamAudio(Message, frozen=True, tag="audio"):
@@ -146,6 +150,8 @@ class SpeechStopped(Message, frozen=True, tag="speech_stopped"):
     sample: int
     through_sample: int = -1
     """Up to where its audio is heard, a little after its end."""
+    cause: str = "silence"
+    """Why: ``silence``, ``stall`` (no audio came any more), ``length``, ``request`` or ``close``."""
 
 
 class Partial(Message, frozen=True, tag="partial"):
@@ -210,7 +216,7 @@ class UtteranceFinal(Message, frozen=True, tag="utterance_final"):
     finish_reason: str = "stop"
     """``stop``, or why the engine ended before the sound did: ``repetition`` or ``length``."""
     cause: str = "silence"
-    """Why it ended: ``silence``, ``stall`` (no audio came any more), ``length``, ``request`` or ``close``."""
+    """As in ``SpeechStopped``."""
     revised: float = 0.0
     """Share of the words shown in partials that the final has otherwise, 0 to 1."""
     timings: UtteranceTimings = UtteranceTimings()

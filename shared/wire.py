@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Gateway and worker come from one installation; the number catches a half-finished upgrade."""
 
 

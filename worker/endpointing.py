@@ -93,6 +93,7 @@ class _Utterance:
     announced_end: int = -1
     announced_through: int = -1
     """Its audio, tail included, was handed out up to here; what follows may be the next one's."""
+    announced_cause: str = ""
     frames: int = 0
     """Frames of speech."""
     paused: bool = False
@@ -112,6 +113,7 @@ class Endpointer:
         base_sample: int = 0,
         next_utterance: int = 0,
         resumed: Iterable[OpenUtterance] = (),
+        floor_sample: int = 0,
     ) -> None:
         self.rules = rules
         self.position = base_sample
@@ -122,8 +124,8 @@ class Endpointer:
         self._resumed = collections.deque(resumed)
         self._kept: collections.deque[Audio] = collections.deque()
         self._kept_start = base_sample
-        self._floor = base_sample
-        """No utterance begins before this sample: it belongs to an earlier one."""
+        self._floor = max(base_sample, floor_sample)
+        """No utterance begins before this sample: it belongs to an earlier one, or has been cleared."""
         self._window: collections.deque[tuple[int, bool]] = collections.deque(maxlen=START_WINDOW)
         self._open: _Utterance | None = None
 
@@ -137,18 +139,29 @@ class Endpointer:
         return self._open is not None or bool(self._resumed)
 
     @property
+    def awaited_sample(self) -> int:
+        """Where the audio ends of an utterance whose end an earlier generation has announced; -1 if there is none."""
+        if self._open is not None:
+            end = self._open.announced_end
+            return self._tail(self._open, end) if end >= 0 else -1
+        if self._resumed and (known := self._resumed[0]).end_sample >= 0:
+            return max(known.end_sample, known.through_sample)
+        return -1
+
+    @property
     def needed_sample(self) -> int:
         """The oldest sample that a resume would need, open utterance and pre-roll included."""
-        return self._open.start if self._open else max(self._floor, self._kept_start)
+        return self._open.start if self._open else max(min(self._floor, self.position), self._kept_start)
 
-    def push(self, frame: Audio, probability: float) -> list[Action]:
-        """One frame, shape ``(512,)``, and what follows from it."""
+    def push(self, frame: Audio, probability: float, *, last: bool = False) -> list[Action]:
+        """One frame, shape ``(512,)``, and what follows from it. ``last``: ``finish`` follows, and the frame may be shorter; so
+        it ends nothing that was not announced."""
         self._kept.append(frame)
         self.position += len(frame)
         actions = self._resume()
         if self._open is None:
             return actions + self._wait_for_speech(probability)
-        return actions + self._listen(self._open, probability)
+        return actions + self._listen(self._open, probability, last)
 
     def finish(self, cause: str) -> list[Action]:
         """End here what is open: the caller asked for it, or the stream is over."""
@@ -156,8 +169,9 @@ class Endpointer:
         utterance = self._open
         if utterance is None:
             return actions
-        end = utterance.announced_end if utterance.announced_end >= 0 else utterance.last_speech
-        return actions + self._close(utterance, end, cause)
+        if utterance.announced_end >= 0:
+            return actions + self._close(utterance, utterance.announced_end, utterance.announced_cause)
+        return actions + self._close(utterance, utterance.last_speech, cause)
 
     def clear(self) -> int:
         """Forget the open utterance and all audio so far; returns the utterance's number, -1 if there was none."""
@@ -178,14 +192,14 @@ class Endpointer:
         known = self._resumed.popleft()
         start = max(known.start_sample, self._kept_start)
         self._open = _Utterance(known.utterance, start, start, start, known.end_sample)
-        self._open.announced_through = known.through_sample
+        self._open.announced_through, self._open.announced_cause = known.through_sample, known.cause
         self._open.regions.append([start, start])
         self._open.speech_due = start + self._preroll + START_WINDOW * FRAME
         self._next = max(self._next, known.utterance + 1)
         return [Begin(known.utterance, start, known.emitted, announced=True)]
 
     def _wait_for_speech(self, probability: float) -> list[Action]:
-        speech = probability >= self.rules.threshold
+        speech = probability >= self.rules.threshold and self.position > self._floor
         self._window.append((self.position - FRAME, speech))
         spoken = [start for start, is_speech in self._window if is_speech]
         if not speech or len(spoken) < START_FRAMES:
@@ -204,7 +218,7 @@ class Endpointer:
 
     # ------------------------------------------------------------ in an utterance
 
-    def _listen(self, utterance: _Utterance, probability: float) -> list[Action]:
+    def _listen(self, utterance: _Utterance, probability: float, last: bool) -> list[Action]:
         if utterance.announced_end >= 0:
             return self._towards_announced_end(utterance)
         in_speech = utterance.last_speech >= self.position - FRAME
@@ -220,14 +234,18 @@ class Endpointer:
             if self.position >= tail and not utterance.paused and utterance.frames >= MIN_SPEECH_FRAMES:
                 utterance.paused = True
                 actions.append(Pause(utterance.number))
+        return actions if last else actions + self._decide(utterance)
+
+    def _decide(self, utterance: _Utterance) -> list[Action]:
+        """Whether it ends here."""
         silence = self.position - (utterance.last_speech if utterance.frames else utterance.speech_due)
         if self.rules.automatic and silence >= max(1, self.rules.silence_ms * SAMPLE_RATE // 1000):
-            return actions + self._close(utterance, utterance.last_speech, "silence")
+            return self._close(utterance, utterance.last_speech, "silence")
         if silence >= self._pause_enough(utterance):
-            return actions + self._close(utterance, utterance.last_speech, "length")
+            return self._close(utterance, utterance.last_speech, "length")
         if self.position - utterance.start >= self._max:
-            return actions + self._cut(utterance)
-        return actions
+            return self._cut(utterance)
+        return []
 
     def _held_from(self, utterance: _Utterance) -> int:
         return utterance.start + self._max - self._held
@@ -250,7 +268,7 @@ class Endpointer:
         tail = self._tail(utterance, end)
         actions: list[Action] = self._feed(utterance, min(self.position, tail))
         if self.position >= tail:
-            actions += self._close(utterance, end, "silence")
+            actions += self._close(utterance, end, utterance.announced_cause)
         return actions
 
     @staticmethod
@@ -301,7 +319,7 @@ class Endpointer:
         actions.append(End(utterance.number, end, cause, regions, spoken, announced, max(end, utterance.fed)))
         self._open = None
         self._window.clear()
-        self._floor = max(end, utterance.fed)
+        self._floor = max(self._floor, end, utterance.fed)
         self._trim(self._floor)
         return actions
 

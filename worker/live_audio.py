@@ -168,6 +168,7 @@ class LiveAudio:
         self._listen()
         self._end_stalled()
         for ear in list(self._ears.values()):
+            self._end_announced(ear)
             self._progress(ear)
 
     def _seconds_to_stall(self) -> float | None:
@@ -189,8 +190,7 @@ class LiveAudio:
                 self._fail(ear.request_id, error)
                 continue
             if ear.stalls_at_ns <= now:
-                self._fill_frame(ear)
-                self._act(ear, ear.endpointer.finish("stall"))
+                self._finish(ear, "stall")
 
     def _settle_finals(self) -> None:
         while self._finals:
@@ -266,6 +266,7 @@ class LiveAudio:
             command.base_sample,
             command.next_utterance,
             command.resumed,
+            command.floor_sample,
         )
         audio = command.options.audio
         ear = _Ear(
@@ -302,6 +303,16 @@ class LiveAudio:
         if len(audio):
             self._keep(ear, audio, ear.arrivals[-1][1] if ear.arrivals else time.monotonic_ns())
         self._listen_to(ear)
+        self._end_announced(ear)
+
+    def _end_announced(self, ear: _Ear) -> None:
+        """What an earlier generation has ended ends as soon as all of its audio is here, though what follows is less than a frame: what
+        is obeyed after it finds it ended, as it was."""
+        while 0 <= ear.endpointer.awaited_sample <= ear.decoded:
+            awaited = ear.endpointer.awaited_sample
+            self._fill_frame(ear)
+            if ear.endpointer.awaited_sample == awaited:
+                self._act(ear, ear.endpointer.finish("silence"))
 
     # ------------------------------------------------------------ voice activity
 
@@ -350,7 +361,8 @@ class LiveAudio:
                     arrival = Arrival(ear.arrived_ns(end), deciding or now, now, ear.vad_ns)
                     ear.vad_ns = 0
                     if not action.announced:
-                        self._emit(SpeechStopped(self._generation, ear.request_id, number, end, action.through_sample))
+                        through = action.through_sample
+                        self._emit(SpeechStopped(self._generation, ear.request_id, number, end, through, cause))
             self._tell(ear.request_id, action, arrival)
 
     # ------------------------------------------------------------ endings
@@ -359,9 +371,12 @@ class LiveAudio:
         """The last frame is filled up with silence: what was said in it belongs to the utterance."""
         self._settle(ear)
         number = ear.owed[-1][0] if ear.endpointer.open and ear.owed else -1
-        self._fill_frame(ear)
-        self._act(ear, ear.endpointer.finish("request"))
+        self._finish(ear, "request")
         self._tell(ear.request_id, Answer(token, number), None)
+
+    def _finish(self, ear: _Ear, cause: str) -> None:
+        self._fill_frame(ear)
+        self._act(ear, ear.endpointer.finish(cause))
 
     def _fill_frame(self, ear: _Ear) -> None:
         if len(ear.pending) and ear.endpointer.open:
@@ -369,15 +384,15 @@ class LiveAudio:
             rest[: len(ear.pending)] = ear.pending
             probability = self._vad.probabilities([ear.state.copy()], rest[None])
             frame, ear.pending = ear.pending, ear.pending[:0]
-            self._act(ear, ear.endpointer.push(frame, float(probability[0])))
+            self._act(ear, ear.endpointer.push(frame, float(probability[0]), last=True))
 
     def _close(self, ear: _Ear) -> None:
         audio = ear.decoder.flush()
         ear.decoded += len(audio)
         ear.pending = np.concatenate((ear.pending, audio))
         self._listen_to(ear)
-        self._fill_frame(ear)
-        self._act(ear, ear.endpointer.finish("close"))
+        self._end_announced(ear)
+        self._finish(ear, "close")
         self._tell(ear.request_id, Closed(ear.decoded), None)
         self._forget(ear)
 

@@ -1,7 +1,7 @@
 """The dialect of Deepgram's ``WS /v1/listen``: audio as binary messages, ``Results`` with interim and final transcripts.
 
 Written against Deepgram's reference and the clients that talk it (their SDK, LiveKit, pipecat). An utterance of ours is one
-span of theirs: its interims replace each other, its final has ``is_final`` and ``speech_final``.
+span of theirs: its interims replace each other, its final has ``is_final`` and, if the speaker does not go on, ``speech_final``.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ class Deepgram:
             final.end_sample,
             final.text,
             final=True,
+            goes_on=final.cause == "length" and bool(self._starts),
             flushed=flushed,
             words=final.words,
             language=final.language,
@@ -235,12 +236,14 @@ class Deepgram:
         text: str,
         *,
         final: bool,
+        goes_on: bool = False,
         flushed: bool = False,
         words: Sequence[Word] = (),
         language: str = "",
         confidence: float = 1.0,
     ) -> Say:
-        """``confidence`` is 1 where the engine has none: 0 would make clients throw the text away."""
+        """``goes_on``: it was cut for its length, in speech. ``confidence`` is 1 where the engine has none: 0 would make clients throw
+        the text away."""
         confidence = round(confidence, 4) if text else 0.0
         alternative: dict[str, object] = {
             "transcript": text,
@@ -255,7 +258,7 @@ class Deepgram:
             duration=_position(max(0, end - start)),
             start=_position(start),
             is_final=final,
-            speech_final=final,
+            speech_final=final and not goes_on,
             from_finalize=flushed,
             channel={"alternatives": [alternative]},
             metadata={

@@ -142,6 +142,9 @@ class LiveStream:
         self._utterances: dict[int, OpenUtterance] = {}
         self._next_utterance = 0
         self._guessed_through = 0
+        self._cleared_through = 0
+        self._requested = -1
+        """Utterance that an ``EndUtterance`` without an answer has ended."""
         self._tokens = 0
         self._base_byte = 0
         self._parking_byte = 0
@@ -241,6 +244,7 @@ class LiveStream:
             base_sample=self.clock.sample_of(self._base_byte),
             next_utterance=self._next_utterance,
             resumed=tuple(self._utterances.values()),
+            floor_sample=self._cleared_through,
         )
 
     def outgoing(self) -> Entry | None:
@@ -294,9 +298,13 @@ class LiveStream:
             case SpeechStarted(utterance=number, sample=sample):
                 self._utterances[number] = OpenUtterance(number, sample)
                 self._next_utterance = max(self._next_utterance, number + 1)
-            case SpeechStopped(utterance=number, sample=sample, through_sample=through) if number in self._utterances:
-                known = self._utterances[number]
-                self._utterances[number] = msgspec.structs.replace(known, end_sample=sample, through_sample=through)
+            case SpeechStopped(utterance=number) if number in self._utterances:
+                self._utterances[number] = msgspec.structs.replace(
+                    self._utterances[number],
+                    end_sample=event.sample,
+                    through_sample=event.through_sample,
+                    cause=event.cause,
+                )
             case Partial(through_sample=through) if through > self._guessed_through:
                 # Audio that kills is never passed, so a new worker that only comes as far as the last one shows nothing.
                 self._guessed_through = through
@@ -308,15 +316,19 @@ class LiveStream:
             case UtteranceFinal(utterance=number, through_sample=through):
                 self._utterances.pop(number, None)
                 self.crashes = 0
-                # Its audio must not be heard again, even if the worker dies before its next word about progress.
-                oldest = min((known.start_sample for known in self._utterances.values()), default=through)
-                self.replay.forget(self.clock.byte_of(min(through, oldest)))
+                if event.cause == "request":
+                    self._requested = number
+                self._forget(through)
             case UtteranceEnded(token=token):
                 self.replay.answered(EndUtterance, token)
+                # A worker that came after the end finds nothing open any more.
+                event = msgspec.structs.replace(event, utterance=max(event.utterance, self._requested))
+                self._requested = -1
             case AudioCleared(utterance=number, through_sample=through):
                 self._utterances.pop(number, None)
                 self.replay.answered(ClearAudio)
-                self.replay.forget(self.clock.byte_of(through))
+                self._cleared_through = max(self._cleared_through, through)
+                self._forget(through)
             case StreamDone():
                 self._end()
         self._put(event)
@@ -328,6 +340,12 @@ class LiveStream:
             self._end()
 
     # ------------------------------------------------------------ inside
+
+    def _forget(self, through: int) -> None:
+        """Audio that must not be heard again, even if the worker dies before its next word about progress; but for that of utterances
+        which are owed a final."""
+        oldest = min((known.start_sample for known in self._utterances.values()), default=through)
+        self.replay.forget(self.clock.byte_of(min(through, oldest)))
 
     def _check(self) -> None:
         if self.error is not None:

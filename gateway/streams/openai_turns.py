@@ -99,7 +99,8 @@ class Turns:
 
     def decide(self, automatic: bool) -> None:
         """Who decides about turns from now on. The client commits what is ``uncommitted`` before the server decides."""
-        if self._automatic and not automatic and self._commits == self._answered:
+        settled = self._commits == self._answered and self._clears == self._cleared
+        if self._automatic and not automatic and settled:
             for utterance in self._utterances.values():
                 if utterance.item is not None and not utterance.item.announced:
                     self._queue[-1], utterance.item = utterance.item, None

@@ -212,6 +212,21 @@ def test_interims_replace_each_other_until_the_final() -> None:
     assert not results[-1]["from_finalize"]
 
 
+@pytest.mark.parametrize(
+    ("cause", "goes_on", "endpoint"), [("length", True, False), ("length", False, True), ("silence", True, True)]
+)
+def test_a_cut_in_speech_is_no_endpoint(cause: str, goes_on: bool, endpoint: bool) -> None:
+    """Agents answer to ``speech_final``: not somebody who is still talking."""
+    talk = line()
+    talk.act(("event", SpeechStarted(1, "s", 0, 8_000)))
+    if goes_on:
+        talk.act(("event", SpeechStarted(1, "s", 1, 24_000)))
+    talk.act(("event", final(cause=cause)))
+    assert [(r["is_final"], r["speech_final"]) for r in talk.of("Results")] == [(True, endpoint)]
+    talk.act(("event", final(utterance=1, start_sample=24_000, end_sample=30_000)))
+    assert talk.of("Results")[-1]["speech_final"]
+
+
 def test_only_finals_and_no_speech_started_unless_asked_for() -> None:
     talk = line()
     for event in (SpeechStarted(1, "s", 0, 8_000), Partial(1, "s", 0, 16_000, "Good"), final()):

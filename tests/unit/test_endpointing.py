@@ -224,6 +224,37 @@ def test_an_announced_end_is_kept() -> None:
     assert (end.end_sample, end.announced) == (20 * FRAME, True)
 
 
+def test_an_announced_end_has_its_cause() -> None:
+    known = OpenUtterance(0, 0, "", 20 * FRAME, 20 * FRAME + 700, "request")
+    for whole in (True, False):
+        endpointer = Endpointer(RULES, 30, resumed=[known], next_utterance=1)
+        assert endpointer.awaited_sample == 20 * FRAME + 700
+        actions = play(endpointer, (SPEECH, 30 if whole else 21)) + endpointer.finish("close")
+        assert [action.cause for action in actions if isinstance(action, End)] == ["request", "close"][: 1 + whole]
+        assert endpointer.awaited_sample == -1
+
+
+def test_nothing_begins_in_what_was_cleared_but_what_was_owed_is_heard() -> None:
+    """An utterance has ended and has no final yet; speech behind it was cleared; its audio comes again for its sake."""
+    known = OpenUtterance(0, 0, "", 20 * FRAME, 22 * FRAME)
+    endpointer = Endpointer(RULES, 30, resumed=[known], next_utterance=2, floor_sample=60 * FRAME)
+    actions = play(endpointer, (SPEECH, 20), (SILENCE, 10), (SPEECH, 10))
+    assert endpointer.needed_sample <= endpointer.position, "nobody can want what has not come"
+    actions += play(endpointer, (SPEECH, 60), (SILENCE, 20))
+    assert heard(actions, 0).tolist() == list(range(22 * FRAME))
+    assert heard(actions, 2)[0] == 60 * FRAME
+    assert kinds(actions) == [Begin, End, Begin, End]
+
+
+def test_the_last_frame_before_an_end_that_was_asked_for_ends_nothing_itself() -> None:
+    at_limit = Endpointer(RULES, 10)
+    play(at_limit, (SPEECH, LIMIT_FRAMES - 1))
+    assert kinds(at_limit.push(np.zeros(300, np.float32), SPEECH, last=True)) == []
+    (end,) = (action for action in at_limit.finish("request") if isinstance(action, End))
+    assert (end.utterance, end.cause) == (0, "request")
+    assert at_limit.finish("request") == []
+
+
 def test_a_resumed_utterance_leaves_the_next_one_its_beginning() -> None:
     """Late in an utterance a pause of three frames ends it, and the next one begins within what would be its tail."""
     sound = (SPEECH, 300), (SILENCE, 3), (SPEECH, 20), (SILENCE, 20)

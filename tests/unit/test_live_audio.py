@@ -10,12 +10,12 @@ import pytest
 from shared.errors import UnsupportedAudio
 from shared.messages import Capabilities, RawAudio
 from shared.recorder import Recorder
-from shared.streams import OpenStream, StreamAudio, StreamOptions
+from shared.streams import ClearAudio, OpenStream, OpenUtterance, StreamAudio, StreamOptions
 from tests.clients.pace import s16
 from tests.speech import clip
 from worker import live_audio
 from worker.endpointing import Begin, End
-from worker.happenings import Arrival, Happening
+from worker.happenings import Arrival, Cleared, Happening
 from worker.live_audio import LiveAudio
 from worker.playout import Playout
 from worker.vad import load_vad
@@ -77,6 +77,22 @@ def test_a_decoder_that_fails_when_its_stream_stalls_fails_alone(monkeypatch: py
     ended = ears.until("good", End)
     assert isinstance(ended, End)
     assert ended.cause == "stall"
+
+
+def test_what_was_ended_in_mid_frame_has_ended_before_what_was_asked_for_next() -> None:
+    """After the worker's death the same bytes fall into other frames: the end that was announced lies in one that is not full."""
+    sound, end = s16(clip("librivox-0880"))[: 2 * 30_300], 30_100
+    known = OpenUtterance(0, 0, "", end, end, "request")
+    ears = Ears()
+    ears.thread.give(OpenStream(1, "s", SPEECH, next_utterance=1, resumed=(known,)), b"")
+    ears.say("s", sound)
+    ended = ears.until("s", End)
+    assert isinstance(ended, End)
+    assert (ended.utterance, ended.cause, ended.through_sample) == (0, "request", end)
+    ears.thread.give(ClearAudio(1, "s"), b"")
+    cleared = ears.until("s", Cleared)
+    assert isinstance(cleared, Cleared)
+    assert (cleared.utterance, cleared.through_sample) == (-1, 30_300)
 
 
 def test_who_sees_a_stall_too_late_waits_for_what_may_be_in_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:

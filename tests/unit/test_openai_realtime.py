@@ -423,6 +423,22 @@ def test_a_switch_to_manual_leaves_the_turn_that_a_commit_is_ending() -> None:
     assert client.event(UtteranceEnded(1, "s", 1, 0)) == []
 
 
+def test_a_switch_to_manual_keeps_nothing_of_a_turn_that_is_being_cleared() -> None:
+    client = Client()
+    client.append(b"\0\0")
+    (cleared,) = client.event(SpeechStarted(1, "s", 0, 0))
+    client.event(UtteranceDelta(1, "s", 0, 1, "Wrong"))
+    client.send("input_audio_buffer.clear")
+    client.update(turn_detection=None)
+    committed = client.commit()[0]
+    client.event(AudioCleared(1, "s", 0, 30_000))
+    client.event(SpeechStarted(1, "s", 1, 30_000))
+    client.event(final(1, "Right.", 30_000, 46_000))
+    (completed,) = client.event(UtteranceEnded(1, "s", 1, 1))
+    assert completed["item_id"] == committed["item_id"] != cleared["item_id"]
+    assert completed["transcript"] == "Right."
+
+
 def test_a_switch_with_nothing_said_makes_no_item() -> None:
     client = manual()
     assert kinds(client.update(turn_detection={"type": "server_vad"})) == ["session.updated"]
