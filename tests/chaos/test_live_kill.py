@@ -10,9 +10,9 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.lifecycle import Phase
-from shared.streams import Partial, SpeechStarted, SpeechStopped, UtteranceDelta, UtteranceFinal
+from shared.streams import AudioCleared, Partial, SpeechStarted, SpeechStopped, UtteranceDelta, UtteranceFinal
 from tests.chaos.conftest import Call, open_call
-from tests.speech import clip, join, transcripts, word_errors
+from tests.speech import clip, join, transcripts, without_pauses, word_errors
 
 CLIPS = ("librivox-0880", "librivox-0930", "librivox-0890")
 SAID = " ".join(transcripts()[name] for name in CLIPS)
@@ -112,6 +112,34 @@ async def test_five_deaths_before_a_word(running: Gateway) -> None:
     call = await call_with(running, *[has_it] * 5)
     assert call.kills == 5
     assert errors(call) <= 5, call.text
+
+
+SLOW = "scripted:word_ms=40,words=100,segment_s=10,step_ms=400"
+"""A word every 40 ms, and finals that are late."""
+
+
+@pytest.mark.parametrize("base", [{"NAPSCRIBE_MODEL": SLOW}], indirect=True)
+async def test_a_death_after_a_clear_costs_nothing_that_was_said_before(running: Gateway) -> None:
+    """Speech that is cut for its length, the rest of it cleared while the final of the first part is on its way, and the worker dies."""
+    call, listening = open_call(running)
+    audio = without_pauses(join([clip(name) for name in CLIPS] * 2, [0.0]))
+    sound = (np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes()
+    await call.until(lambda: ready(call), "a worker")
+    await call.play(sound[: round(10.3 * 32_000)], pace=20)
+    await call.until(lambda: count(call, SpeechStopped) == 1, "a cut")
+    call.stream.clear()
+    await call.until(lambda: count(call, AudioCleared) == 1, "the answer to clear")
+    assert not call.finals, "it came too early for this test"
+    assert call.kill_worker()
+    await call.play(sound[: (3 * 32_000)], pace=20)
+    call.stream.finish()
+    await asyncio.wait_for(listening, 40)
+    first, last = call.finals
+    cleared = next(event for event in call.events if isinstance(event, AudioCleared))
+    assert first.start_sample < first.end_sample < cleared.through_sample <= last.start_sample
+    assert (first.cause, last.cause) == ("length", "close")
+    for final in call.finals:
+        assert abs(len(final.text.split()) - (final.end_sample - final.start_sample) / (0.04 * 16_000)) <= 6, final.text
 
 
 async def test_cold_call_has_its_first_word(running: Gateway) -> None:
