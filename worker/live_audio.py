@@ -6,12 +6,10 @@ Audio comes straight from the socket thread; it is decoded once, and the arrays 
 
 from __future__ import annotations
 
-import bisect
 import collections
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,8 +17,7 @@ from shared.codec import Buffer
 from shared.errors import BadRequest, EngineFailed, NapscribeError
 from shared.journal import log
 from shared.languages import require_spoken
-from shared.messages import Capabilities, Command, Event, RawAudio
-from shared.pcm import SAMPLE_RATE
+from shared.messages import Capabilities, Command, Event
 from shared.recorder import Recorder, Slot
 from shared.streams import (
     ClearAudio,
@@ -36,63 +33,16 @@ from shared.streams import (
     StreamProgress,
     UpdateStream,
 )
+from worker.ear import Ear
 from worker.endpointing import Action, Begin, End, Endpointer
-from worker.engines.base import Audio
 from worker.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened, Released, Updated
-from worker.live_decode import CONTAINER, LiveDecoder, live_decoder
-from worker.playout import Playout
-from worker.vad import FRAME, SileroVad, VadState
+from worker.live_decode import CONTAINER, live_decoder
+from worker.vad import FRAME, SileroVad
 
-PROGRESS_SECONDS = 0.25
-"""Audio taken between two acknowledgements; the gateway keeps two seconds in flight."""
-PROGRESS_BYTES = 32_768
-"""The same in bytes: a container may begin with a picture, and give no audio for a long time."""
 LATE_NS = 500_000_000
 """A stall that is seen so much too late was seen by a process that stood still: audio may be waiting in its socket …"""
 GRACE_NS = 1_000_000_000
 """… and has so long to be read."""
-ARRIVALS = 2048
-"""Remembered arrival times of a stream: 40 s of 20 ms frames."""
-
-
-@dataclass(slots=True)
-class _Ear:
-    """One stream on this thread."""
-
-    request_id: str
-    audio: RawAudio
-    """What ``decoder`` decodes."""
-    decoder: LiveDecoder
-    endpointer: Endpointer
-    state: VadState = field(default_factory=VadState)
-    pending: Audio = field(default_factory=lambda: np.zeros(0, np.float32))
-    decoded: int = 0
-    """End of the decoded audio, samples of the stream."""
-    received_bytes: int = 0
-    acknowledged_bytes: int = 0
-    acknowledged: int = 0
-    """Samples decoded at the last acknowledgement."""
-    arrivals: collections.deque[tuple[int, int]] = field(default_factory=lambda: collections.deque(maxlen=ARRIVALS))
-    """(end of a piece, samples; when it came, ns)."""
-    owed: collections.deque[tuple[int, int]] = field(default_factory=collections.deque)
-    """(utterance, its first sample) of those that ended and have no final yet."""
-    vad_ns: int = 0
-    playout: Playout = field(default_factory=Playout)
-
-    @property
-    def stalls_at_ns(self) -> int:
-        """When the open utterance ends if nothing comes; 0 if none is open, or only the client ends it."""
-        waits = self.endpointer.unfinished and self.endpointer.rules.automatic
-        return self.playout.stalled_from_ns if waits else 0
-
-    def arrived_ns(self, sample: int) -> int:
-        index = bisect.bisect_left(self.arrivals, (sample, 0))
-        return self.arrivals[min(index, len(self.arrivals) - 1)][1] if self.arrivals else 0
-
-    @property
-    def needed_sample(self) -> int:
-        return self.owed[0][1] if self.owed else self.endpointer.needed_sample
-
 
 Tell = Callable[[str, Happening, "Arrival | None"], None]
 
@@ -118,7 +68,7 @@ class LiveAudio:
         self._inbox: collections.deque[tuple[Command, Buffer]] = collections.deque()
         self._finals: collections.deque[tuple[str, int]] = collections.deque()
         self._wanted = threading.Event()
-        self._ears: dict[str, _Ear] = {}
+        self._ears: dict[str, Ear] = {}
         self._began_ns = 0
         self._thread = threading.Thread(target=self._run, name="live-audio", daemon=True)
 
@@ -227,28 +177,25 @@ class LiveAudio:
             return  # parked, failed or cancelled meanwhile: the gateway keeps the audio and says it again
         match command:
             case StreamAudio(arrived_ns=arrived_ns):
-                self._hear(ear, bytes(payload), arrived_ns)
+                ear.hear(bytes(payload), arrived_ns)
             case UpdateStream(options=options):
                 self._update(ear, options)
             case EndUtterance(token=token):
                 self._end_utterance(ear, token)
             case ClearAudio():
                 self._settle(ear)
-                ear.endpointer.position += len(ear.pending)
-                ear.pending = ear.pending[:0]
-                number = ear.endpointer.clear()
+                number = ear.clear()
                 self._tell(ear.request_id, Cleared(number, ear.endpointer.position), None)
             case ParkStream() if not ear.endpointer.unfinished and not ear.owed:
                 self._park(ear)
             case CloseStream():
                 self._close(ear)
 
-    def _update(self, ear: _Ear, options: StreamOptions) -> None:
+    def _update(self, ear: Ear, options: StreamOptions) -> None:
         """The gateway lets another encoding through only before the first byte of a stream."""
         self._check(options)
         if options.audio != ear.audio and not ear.received_bytes:
-            ear.decoder.close()
-            ear.audio, ear.decoder = options.audio, live_decoder(options.audio, self._wanted.set)
+            ear.decode_as(options.audio, self._wanted.set)
         ear.endpointer.rules = options.endpointing
         self._tell(ear.request_id, Updated(options), None)
 
@@ -268,46 +215,26 @@ class LiveAudio:
             command.resumed,
             command.floor_sample,
         )
-        audio = command.options.audio
-        ear = _Ear(
-            command.request_id, audio, live_decoder(audio, self._wanted.set), endpointer, decoded=command.base_sample
-        )
-        ear.acknowledged = command.base_sample
+        audio, begin = command.options.audio, command.base_sample
+        ear = Ear(command.request_id, audio, live_decoder(audio, self._wanted.set), endpointer, begin, begin)
         self._ears[command.request_id] = ear
 
-    def _hear(self, ear: _Ear, data: bytes, arrived_ns: int) -> None:
-        audio = ear.decoder.decode(data)
-        ear.received_bytes += len(data)
-        self._keep(ear, audio, arrived_ns)
-
-    @staticmethod
-    def _keep(ear: _Ear, audio: Audio, arrived_ns: int) -> None:
-        ear.decoded += len(audio)
-        ear.playout.add(len(audio), time.monotonic_ns())
-        ear.arrivals.append((ear.decoded, arrived_ns))
-        ear.pending = np.concatenate((ear.pending, audio)) if len(ear.pending) else audio
-
-    def _fetch(self, ear: _Ear) -> None:
+    def _fetch(self, ear: Ear) -> None:
         """What a decoder with a thread of its own has finished since its bytes came."""
         try:
-            audio = ear.decoder.decode(b"")
+            ear.fetch()
         except NapscribeError as error:
             self._fail(ear.request_id, error)
-            return
-        if len(audio):
-            self._keep(ear, audio, ear.arrivals[-1][1] if ear.arrivals else time.monotonic_ns())
 
-    def _settle(self, ear: _Ear) -> None:
+    def _settle(self, ear: Ear) -> None:
         """All audio of the bytes so far is here, and listened to, before a command that comes after them is obeyed."""
-        audio = ear.decoder.settle()
-        if len(audio):
-            self._keep(ear, audio, ear.arrivals[-1][1] if ear.arrivals else time.monotonic_ns())
+        ear.settle()
         self._listen_to(ear)
         self._end_announced(ear)
 
-    def _end_announced(self, ear: _Ear) -> None:
-        """What an earlier generation has ended ends as soon as all of its audio is here, though what follows is less than a frame: what
-        is obeyed after it finds it ended, as it was."""
+    def _end_announced(self, ear: Ear) -> None:
+        """What an earlier generation has ended ends as soon as all of its audio is here, though it falls into a frame that is not
+        full yet: what is obeyed next finds it ended, as it was."""
         while 0 <= ear.endpointer.awaited_sample <= ear.decoded:
             awaited = ear.endpointer.awaited_sample
             self._fill_frame(ear)
@@ -331,7 +258,7 @@ class LiveAudio:
                 ear.vad_ns += share
                 self._act(ear, ear.endpointer.push(frame, float(probability)))
 
-    def _listen_to(self, ear: _Ear) -> None:
+    def _listen_to(self, ear: Ear) -> None:
         """Everything that one stream has."""
         count = len(ear.pending) // FRAME
         if not count:
@@ -347,7 +274,7 @@ class LiveAudio:
         for frame, probability in zip(frames, probabilities, strict=True):
             self._act(ear, ear.endpointer.push(frame, float(probability)))
 
-    def _act(self, ear: _Ear, actions: list[Action]) -> None:
+    def _act(self, ear: Ear, actions: list[Action]) -> None:
         for action in actions:
             arrival = None
             match action:
@@ -367,18 +294,18 @@ class LiveAudio:
 
     # ------------------------------------------------------------ endings
 
-    def _end_utterance(self, ear: _Ear, token: int) -> None:
+    def _end_utterance(self, ear: Ear, token: int) -> None:
         """The last frame is filled up with silence: what was said in it belongs to the utterance."""
         self._settle(ear)
         number = ear.owed[-1][0] if ear.endpointer.open and ear.owed else -1
         self._finish(ear, "request")
         self._tell(ear.request_id, Answer(token, number), None)
 
-    def _finish(self, ear: _Ear, cause: str) -> None:
+    def _finish(self, ear: Ear, cause: str) -> None:
         self._fill_frame(ear)
         self._act(ear, ear.endpointer.finish(cause))
 
-    def _fill_frame(self, ear: _Ear) -> None:
+    def _fill_frame(self, ear: Ear) -> None:
         if len(ear.pending) and ear.endpointer.open:
             rest = np.zeros(FRAME, np.float32)
             rest[: len(ear.pending)] = ear.pending
@@ -386,17 +313,15 @@ class LiveAudio:
             frame, ear.pending = ear.pending, ear.pending[:0]
             self._act(ear, ear.endpointer.push(frame, float(probability[0]), last=True))
 
-    def _close(self, ear: _Ear) -> None:
-        audio = ear.decoder.flush()
-        ear.decoded += len(audio)
-        ear.pending = np.concatenate((ear.pending, audio))
+    def _close(self, ear: Ear) -> None:
+        ear.flush()
         self._listen_to(ear)
         self._end_announced(ear)
         self._finish(ear, "close")
         self._tell(ear.request_id, Closed(ear.decoded), None)
         self._forget(ear)
 
-    def _park(self, ear: _Ear) -> None:
+    def _park(self, ear: Ear) -> None:
         self._emit(Parked(self._generation, ear.request_id, ear.needed_sample))
         self._tell(ear.request_id, Released(), None)
         self._forget(ear)
@@ -407,14 +332,10 @@ class LiveAudio:
             self._forget(ear)
         self._tell(request_id, error, None)
 
-    def _forget(self, ear: _Ear) -> None:
+    def _forget(self, ear: Ear) -> None:
         ear.decoder.close()
         self._ears.pop(ear.request_id, None)
 
-    def _progress(self, ear: _Ear) -> None:
-        if (
-            ear.decoded - ear.acknowledged >= PROGRESS_SECONDS * SAMPLE_RATE
-            or ear.received_bytes - ear.acknowledged_bytes >= PROGRESS_BYTES
-        ):
-            ear.acknowledged, ear.acknowledged_bytes = ear.decoded, ear.received_bytes
+    def _progress(self, ear: Ear) -> None:
+        if ear.acknowledge():
             self._emit(StreamProgress(self._generation, ear.request_id, ear.received_bytes, ear.needed_sample))
