@@ -106,8 +106,9 @@ class Dispatcher:
     def refuse_all(self, error: NapscribeError) -> None:
         for job in list(self._jobs.values()):
             job.fail(error)
+        for job in self._waiting():
+            self._jobs.pop(job.request_id, None)
         self._lanes.take_waiting()
-        self._jobs = {job.request_id: job for job in self._running_jobs()}
 
     # ------------------------------------------------------------ what the worker says
 
@@ -196,6 +197,3 @@ class Dispatcher:
 
     def _waiting(self) -> list[FileJob]:
         return [job for job in self._lanes if isinstance(job, FileJob)]
-
-    def _running_jobs(self) -> list[FileJob]:
-        return [job for job in self._jobs.values() if job.dispatched_ns and job not in self._waiting()]

@@ -61,7 +61,6 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
     granularities: frozenset[str] = frozenset({"segment"})
     logprobs: bool = False
     stream: bool = False
-    task: str = "transcribe"
 
     @property
     def wants_words(self) -> bool:
@@ -84,10 +83,10 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
         )
 
 
-def parse_request(fields: Fields, *, task: str = "transcribe", stream: bool | None = None) -> TranscriptionRequest:
-    """Read and check a form. ``task`` is that of the door; ``stream`` overrides the field where the path says it.
+def parse_request(fields: Fields, *, stream: bool | None = None) -> TranscriptionRequest:
+    """Read and check a form. ``stream`` overrides the field where the path says it.
 
-    Raises BadRequest with the field in ``param``, Unsupported for speakers.
+    Raises BadRequest with the field in ``param``, Unsupported for speakers and translation.
     """
     language = parse_language(_last(fields, "language"))
     languages = tuple(filter(None, (parse_language(value, param="languages") for value in _list(fields, "languages"))))
@@ -102,8 +101,9 @@ def parse_request(fields: Fields, *, task: str = "transcribe", stream: bool | No
         granularities=_granularities(fields),
         logprobs="logprobs" in {value.lower() for value in _list(fields, "include")},
         stream=_flag(fields, "stream") if stream is None else stream,
-        task=_choice(_last(fields, "task") or task, TASKS, "task"),
     )
+    if _choice(_last(fields, "task") or "transcribe", TASKS, "task") != "transcribe":
+        raise errors.Unsupported("The model does not translate.", hint="Use task=transcribe.", param="task")
     if request.stream and request.response_format in SUBTITLE_FORMATS:
         raise errors.BadRequest(
             f"Subtitles ({request.response_format}) cannot be streamed: a cue is cut when the text around it is known.",

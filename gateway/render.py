@@ -124,8 +124,8 @@ def _verbose(transcript: Transcript, granularities: Collection[str], temperature
     heard = languages(transcript)
     spoken = language_name(transcript.language or (heard[0]["code"] if heard else ""))
     body: dict[str, Any] = {
-        "task": transcript.task,
-        "language": "english" if transcript.task == "translate" else spoken or "unknown",
+        "task": "transcribe",
+        "language": spoken or "unknown",
         "duration": round(transcript.duration, 3),
         "text": transcript.text,
     }

@@ -388,16 +388,13 @@ class Supervisor:
         self._phase_of_start = ("", 0.0)
         self._fatal = None
         self.pong = Pong(generation, 0, 0, 0)
-        descriptor = Recorder.create()
-        self._recorder = (generation, Recorder(descriptor))
-        argv = self._command(generation, descriptor)
         try:
-            process = await WorkerProcess.spawn(argv, {**os.environ, "PYTHONSAFEPATH": "1"}, [descriptor])
-        except OSError as error:
+            process = await self._spawn(generation)
+        except (
+            Exception
+        ) as error:  # no descriptors, no threads, no memory: whatever it is, nobody waits for this worker
             self.post(lifecycle.Exited(generation, f"it cannot be started: {error}", retry=False))
             return
-        finally:
-            os.close(descriptor)
         self._process = process
         if self._state.phase in {Phase.STOPPING, Phase.CLOSED}:
             self._end(generation, max(1, self._state.hardness))
@@ -409,6 +406,15 @@ class Supervisor:
         reason = fatal.message if fatal else f"the worker ended: {how}"
         self.post(lifecycle.Exited(generation, reason, retry=fatal is None or fatal.retry))
         self._recorder = (0, None)
+
+    async def _spawn(self, generation: int) -> WorkerProcess:
+        descriptor = Recorder.create()
+        try:
+            self._recorder = (generation, Recorder(descriptor))
+            argv = self._command(generation, descriptor)
+            return await WorkerProcess.spawn(argv, {**os.environ, "PYTHONSAFEPATH": "1"}, [descriptor])
+        finally:
+            os.close(descriptor)
 
     def _last_fatal(self) -> Fatal | None:
         return self._fatal

@@ -20,7 +20,6 @@ class Transcript(msgspec.Struct, frozen=True):
     """Seconds of the recording."""
     language: str = ""
     """ISO 639-1 code; empty if nobody knows."""
-    task: str = "transcribe"
     """``transcribe`` or ``translate``."""
     word_times: str = "none"
     """How the segments' word times came about: ``exact``, ``estimated`` or ``none``."""

@@ -149,6 +149,13 @@ class WorkerProcess:
         )
 
 
+def _end_with(died: threading.ExceptHookArgs) -> None:
+    """A thread that dies of a mistake of ours would be missed by nobody, and everybody would wait for it: another worker is better."""
+    threading.__excepthook__(died)
+    sys.stderr.flush()
+    os._exit(EXIT_BUG)
+
+
 def _import_hearing() -> None:
     """Decoders and ONNX Runtime take a third of a second to import. A failure shows where they are used."""
     with contextlib.suppress(Exception):
@@ -200,6 +207,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     journal.bind(process="worker", generation=arguments.generation, pid=os.getpid())
     began = time.monotonic()
+    threading.excepthook = _end_with
     try:
         code = WorkerProcess(arguments).run()
     except BaseException:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shared.errors import AudioOverrun
 from shared.messages import RawAudio
 from shared.pcm import SAMPLE_RATE
 from worker.endpointing import Endpointer
@@ -22,6 +23,9 @@ PROGRESS_SECONDS = 0.25
 """Audio taken between two acknowledgements; the gateway keeps two seconds in flight."""
 PROGRESS_BYTES = 32_768
 """The same in bytes: a container may begin with a picture, and give no audio for a long time."""
+MAX_PENDING_SAMPLES = 900 * SAMPLE_RATE
+"""Decoded and not listened to. What is on its way of a container (384 KB) is less than that, unless somebody compresses silence to bring
+the server down: a second of it takes 160 bytes as FLAC."""
 ARRIVALS = 2048
 """Remembered arrival times of a stream: 40 s of 20 ms frames."""
 
@@ -91,6 +95,10 @@ class Ear:
         self.playout.add(len(audio), time.monotonic_ns())
         self.arrivals.append((self.decoded, arrived_ns))
         self.pending = np.concatenate((self.pending, audio)) if len(self.pending) else audio
+        if len(self.pending) > MAX_PENDING_SAMPLES:
+            raise AudioOverrun(
+                f"{len(self.pending) / SAMPLE_RATE:.0f} s of audio came at once.", hint="Send no faster than real time."
+            )
 
     # ------------------------------------------------------------ moments
 

@@ -81,13 +81,10 @@ class LiveAudio:
         self._wanted.set()
 
     def final_said(self, request_id: str, utterance: int) -> None:
-        """The scheduler has sent this utterance's final: its audio is needed no more."""
+        """The scheduler has sent this utterance's final: its audio is needed no more. -1: the stream has ended there."""
         self._finals.append((request_id, utterance))
-
-    def drop(self, request_id: str) -> None:
-        """The stream failed or was cancelled elsewhere."""
-        self._finals.append((request_id, -1))
-        self._wanted.set()
+        if utterance < 0:
+            self._wanted.set()
 
     def age_ns(self) -> int:
         """How long the running piece of work has been running; 0 when there is none."""

@@ -21,6 +21,7 @@ from worker.feeder import Feeder
 from worker.file_job import FileJob
 from worker.happenings import Arrival, Happening, Opened, Released
 from worker.live_stream import LiveStream
+from worker.pieces import Piece
 
 EARLY_CANCELS = 1024
 """Cancels that came before their job (they travel on a socket of their own) and are remembered."""
@@ -151,7 +152,15 @@ class Scheduler:
             elif isinstance(happening, Released):
                 del self._streams[request_id]
             else:
-                self._say(stream, stream.happen(happening, arrival))
+                self._let_happen(stream, happening, arrival)
+
+    def _let_happen(self, stream: LiveStream, happening: Happening, arrival: Arrival | None) -> None:
+        try:
+            events = stream.happen(happening, arrival)
+        except Exception as error:
+            self._end_stream(stream, _failure(error))
+            return
+        self._say(stream, events)
 
     def _meet(self, request_id: str, happening: Happening) -> None:
         if isinstance(happening, NapscribeError):
@@ -204,15 +213,21 @@ class Scheduler:
             return
         before = len(job.pending)
         while job.sequences < self._capabilities.max_batch and (found := job.unopened()) is not None:
-            index, piece = found
-            piece.sequence = self._engine.open(job.request(index, piece))
-            self._engine.feed(piece.sequence, piece.audio)
-            self._engine.finish(piece.sequence)
+            try:
+                self._open(job, *found)
+            except Exception as error:
+                self._end(job, _failure(error))
+                return
         if len(job.pending) < before:
             self._feeder.nudge()
         if job.error is None and job.finished:
             self._forget(job)
             self._emit(job.done())
+
+    def _open(self, job: FileJob, index: int, piece: Piece) -> None:
+        piece.sequence = self._engine.open(job.request(index, piece))
+        self._engine.feed(piece.sequence, piece.audio)
+        self._engine.finish(piece.sequence)
 
     def _rows(self) -> list[EngineSequence]:
         """Everything that is ready, best first."""
@@ -232,11 +247,8 @@ class Scheduler:
         self._step_began_ns = began = time.monotonic_ns()
         try:
             events = self._engine.step(rows, began)
-        except NapscribeError as error:
-            events = [SequenceFailed(row, error) for row in rows[: self._capabilities.max_batch]]
         except Exception as error:
-            log("the engine failed", level="error", error=repr(error))
-            failure = EngineFailed(f"The engine failed: {type(error).__name__}.")
+            failure = _failure(error)
             events = [SequenceFailed(row, failure) for row in rows[: self._capabilities.max_batch]]
         finally:
             self._step_began_ns = 0
@@ -311,3 +323,11 @@ class Scheduler:
 
     def _fail(self, request_id: str, error: NapscribeError) -> None:
         self._emit(Failed(self._generation, request_id, error.code, error.message, error.hint, error.param))
+
+
+def _failure(error: Exception) -> NapscribeError:
+    """What the caller is told of it."""
+    if isinstance(error, NapscribeError):
+        return error
+    log("the engine failed", level="error", error=repr(error))
+    return EngineFailed(f"The engine failed: {type(error).__name__}.")

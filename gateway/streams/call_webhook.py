@@ -78,7 +78,13 @@ class CallWebhook:
             self._sender.add_done_callback(self._send)
 
     async def _run(self) -> None:
-        client = await asyncio.to_thread(_client)
+        try:
+            client = await asyncio.to_thread(_client)
+        except Exception as error:  # a proxy that httpx cannot speak to, certificates that are not there
+            log("webhook cannot be sent", level="error", error=repr(error))
+            self._drop_old()
+            await asyncio.sleep(MAX_PAUSE_SECONDS)
+            return
         try:
             while await self._has_event():
                 came, event = self._waiting[0]
@@ -89,6 +95,11 @@ class CallWebhook:
                     self._waiting.popleft()
         finally:
             await client.aclose()
+
+    def _drop_old(self) -> None:
+        while self._waiting and time.monotonic() - self._waiting[0][0] > MAX_AGE_SECONDS:
+            self._waiting.popleft()
+            self.dropped += 1
 
     async def _has_event(self) -> bool:
         """Wait a while for one."""

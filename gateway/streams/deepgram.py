@@ -19,7 +19,7 @@ from gateway.form import resolve_model
 from gateway.streams.deepgram_query import FAMILIES, Request, bounded, parse
 from gateway.streams.dialect import Audio, Effect, EndUtterance, Finish, Hang, Open, Say, Update
 from gateway.streams.live import PcmClock
-from shared.errors import BadRequest, Busy, NapscribeError, UnsupportedAudio
+from shared.errors import BadRequest, Busy, NapscribeError, UnsupportedAudio, WorkerUnavailable
 from shared.messages import Word
 from shared.pcm import seconds
 from shared.streams import (
@@ -35,6 +35,8 @@ from shared.version import __version__
 
 MAX_TEXT = 64 * 1024
 """Characters of a control message; ``Configure`` may bring many key terms."""
+PATIENCE = 30
+"""Silences (of 10 s) after the end of the audio in which the last results are waited for: a large model may only be loading."""
 NET_0001 = "NET-0001: no audio and no KeepAlive for 10 s"
 DATA_0000 = "DATA-0000: the audio cannot be decoded"
 CHANNEL = [0, 1]
@@ -82,6 +84,7 @@ class Deepgram:
         self._flushed = False
         """A result from ``Finalize`` has been sent and its ``UtteranceEnded`` has not come."""
         self._closing: Hang | None = None
+        self._silences = 0
         """How the connection ends once everything has been said."""
         self._over = False
 
@@ -142,12 +145,18 @@ class Deepgram:
         return [Finish()]
 
     def silent(self) -> Sequence[Effect]:
-        """What was said before the silence is still finished."""
+        """What was said before the silence is still finished; nobody has to say anything while it is."""
         if self._over:
             return []
         if self._closing is None:
             return self._close(Hang(1011, NET_0001))
-        return self._end(self._closing)
+        self._silences += 1
+        if self._silences < PATIENCE:
+            return []
+        error = WorkerUnavailable(
+            "The last results have not come.", hint="The server's log has the worker's last words."
+        )
+        return [*self._report(error), *self._end(Hang(1011, error.code))]
 
     def left(self) -> Sequence[Effect]:
         """Nobody is there to read it."""
@@ -178,10 +187,10 @@ class Deepgram:
         return []
 
     def failed(self, error: NapscribeError, track: int) -> Sequence[Effect]:
-        if self._over:
-            return []
-        said = self._say("Error", variant=error.code, description=str(error), message=error.message)
-        return [said, *self._end(_close_frame(error))]
+        return [] if self._over else [*self._report(error), *self._end(_close_frame(error))]
+
+    def _report(self, error: NapscribeError) -> Sequence[Effect]:
+        return [self._say("Error", variant=error.code, description=str(error), message=error.message)]
 
     def _interim(self, partial: Partial) -> Sequence[Effect]:
         if not self._request.interim:

@@ -54,6 +54,8 @@ class Runner:
         self._accepted = False
         self._loop = asyncio.get_running_loop()
         self._heard = self._loop.time()
+        self._acting = False
+        """Something that the client has said is being done."""
 
     async def run(self) -> None:
         """Returns when the connection is over and everything of it is given back."""
@@ -96,7 +98,10 @@ class Runner:
             body = message.get("bytes")
             effects = self._dialect.receive(message.get("text") or "" if body is None else body)
             if len(effects) != 1 or not self._take_at_once(effects[0]):
+                self._acting = True
                 await self._act(effects)
+                self._acting = False
+                self._heard = self._loop.time()
 
     def _take_at_once(self, effect: Effect) -> bool:
         """The way of nearly every message: a frame of audio that nothing stands in the way of. Its price is counted
@@ -107,8 +112,11 @@ class Runner:
         return stream is not None and stream.take_at_once(effect.data)
 
     async def _watch(self) -> None:
-        """Asks the dialect whenever the client has said nothing for its ``read_timeout``."""
+        """Asks the dialect whenever the client has said nothing for its ``read_timeout``. A client whose words are held back until there
+        is room for them is not silent."""
         while True:
+            if self._acting:
+                self._heard = self._loop.time()
             left = self._heard + self._dialect.read_timeout - self._loop.time()
             if left > 0:
                 await asyncio.sleep(left)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from gateway.process import WorkerProcess
 from shared.errors import (
     Cancelled,
     ModelLoadFailed,
+    NapscribeError,
     QueueFull,
     QueueTimeout,
     ShuttingDown,
@@ -22,6 +25,7 @@ from shared.errors import (
     WorkerUnavailable,
 )
 from shared.messages import Lane, Ready
+from shared.recorder import Recorder
 from tests.process.conftest import FAST, StartSeam, alive
 
 
@@ -147,6 +151,36 @@ async def test_a_start_without_progress_is_refused_after_three(seam: StartSeam) 
     with pytest.raises(WorkerUnavailable, match="no progress"):
         await s.transcribe()
     assert s.supervisor.report()["generation"] == 3
+
+
+async def test_a_start_for_which_there_are_no_descriptors_holds_nobody_up(
+    seam: StartSeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await seam()
+
+    def exhausted() -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(Recorder, "create", exhausted)
+        with pytest.raises(NapscribeError, match="Too many open files"):
+            await asyncio.wait_for(made.transcribe(1), 10)
+    assert len(await asyncio.wait_for(made.transcribe(2), 20)) == 2
+
+
+async def test_who_is_refused_after_a_crash_is_forgotten(seam: StartSeam) -> None:
+    """It had been dispatched, and waited again."""
+    made = await seam(policy=replace(FAST, cooldown_s=5, cooldown_max_s=5))
+    for _ in range(2):
+        job, lease = made.submit(50)
+        await made.until(lambda: bool(job.dispatched_ns), "dispatched")  # noqa: B023
+        made.supervisor.unresponsive(made.supervisor.report()["generation"], "told so")  # type: ignore[arg-type]
+        await made.until(lambda: bool(job.restarts), "its worker dies")  # noqa: B023
+        made.dispatcher.refuse_all(WorkerUnavailable("No worker."))
+        lease.release()
+        with pytest.raises(WorkerUnavailable):
+            await job.result()
+    assert not made.dispatcher._jobs
 
 
 async def test_a_start_that_dies_twice_and_then_works(seam: StartSeam) -> None:

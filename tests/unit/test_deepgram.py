@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
 from gateway.streams import deepgram, deepgram_query
-from gateway.streams.deepgram import Deepgram
+from gateway.streams.deepgram import PATIENCE, Deepgram
 from gateway.streams.dialect import Audio, EndUtterance, Finish, Hang, Open, Update
 from shared.errors import BadRequest, ModelNotFound, TooManyStreams, Unsupported, UnsupportedAudio, WorkerCrashed
 from shared.streams import (
@@ -389,12 +389,26 @@ def test_silence_of_the_line_ends_it_after_what_was_said() -> None:
     assert talk.closed.reason.startswith("NET-0001")
 
 
-def test_a_stream_that_does_not_end_is_not_waited_for_twice() -> None:
+@pytest.mark.parametrize("closing", [("receive", '{"type": "CloseStream"}'), ("silent", None)])
+def test_who_has_said_all_may_be_silent_while_the_worker_starts(closing: tuple[str, Any]) -> None:
     talk = line()
-    talk.act(("silent", None))
-    talk.act(("silent", None))
+    talk.act(closing)
+    for _ in range(PATIENCE - 1):
+        talk.act(("silent", None))
+    assert talk.closed is None
+    talk.act(("event", final()))
+    talk.act(("event", StreamDone(1, "s", 40_000)))
+    assert [message["type"] for message in talk.said] == ["Results", "Metadata"]
+
+
+def test_results_that_never_come_are_not_waited_for_for_ever() -> None:
+    talk = line()
+    talk.act(("receive", '{"type": "CloseStream"}'))
+    for _ in range(PATIENCE):
+        talk.act(("silent", None))
+    assert [message["type"] for message in talk.said] == ["Error"]
     assert talk.closed is not None
-    assert talk.closed.reason.startswith("NET-0001")
+    assert (talk.closed.code, talk.closed.reason) == (1011, "worker_unavailable")
 
 
 def test_keep_alive_is_taken_in_silence() -> None:

@@ -137,9 +137,11 @@ def test_logprobs_are_asked_by_include() -> None:
     assert not parse(include__="usage").logprobs
 
 
-def test_the_task_is_the_doors_unless_the_form_says_otherwise() -> None:
-    assert parse_request({}, task="translate").task == "translate"
-    assert parse(task="translate").task == "translate"
+def test_a_translation_is_refused_and_not_returned_in_the_language_that_was_spoken() -> None:
+    assert parse(task="transcribe")
+    with pytest.raises(errors.Unsupported) as refused:
+        parse(task="translate")
+    assert refused.value.param == "task"
     with pytest.raises(errors.BadRequest) as caught:
         parse_request({"task": ["summarise"]})
     assert caught.value.param == "task"

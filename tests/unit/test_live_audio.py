@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import time
 
 import pytest
 
-from shared.errors import UnsupportedAudio
+from shared.errors import AudioOverrun, UnsupportedAudio
 from shared.messages import Capabilities, RawAudio
 from shared.recorder import Recorder
 from shared.streams import ClearAudio, OpenStream, OpenUtterance, StreamAudio, StreamOptions
 from tests.clients.pace import s16
 from tests.speech import clip
 from worker import live_audio
+from worker.ear import MAX_PENDING_SAMPLES
 from worker.endpointing import Begin, End
 from worker.happenings import Arrival, Cleared, Happening
 from worker.live_audio import LiveAudio
@@ -93,6 +96,27 @@ def test_what_was_ended_in_mid_frame_has_ended_before_what_was_asked_for_next() 
     cleared = ears.until("s", Cleared)
     assert isinstance(cleared, Cleared)
     assert (cleared.utterance, cleared.through_sample) == (-1, 30_300)
+
+
+def test_a_thread_that_dies_takes_the_worker_with_it() -> None:
+    """Another one is started then; without the thread everybody would wait."""
+    program = (
+        "import threading, time\n"
+        "from worker.__main__ import _end_with\n"
+        "threading.excepthook = _end_with\n"
+        "threading.Thread(target=lambda: 1 / 0, daemon=True).start()\n"
+        "time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_more_audio_at_once_than_anybody_listens_to_is_refused() -> None:
+    ears = Ears()
+    ears.open("s")
+    ears.say("s", bytes(2 * MAX_PENDING_SAMPLES + 2))
+    assert isinstance(ears.until("s", AudioOverrun), AudioOverrun)
 
 
 def test_who_sees_a_stall_too_late_waits_for_what_may_be_in_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.audio import Transcription, TranscriptionVerbose, TranslationVerbose
+from openai.types.audio import Transcription, TranscriptionVerbose
 
 from gateway.render import FORMATS, render, rendered, usage
 from gateway.transcript import TextStream, Transcript, join_text
@@ -112,12 +112,6 @@ def test_compression_shows_repetition() -> None:
     looped = body(Transcript((segment(0, 0, 9, "I think. " * 50),), 9.0), "verbose_json")["segments"][0]
     normal = body(TWO, "verbose_json")["segments"][0]
     assert looped["compression_ratio"] > 2.4 > normal["compression_ratio"]
-
-
-def test_a_translation_is_english() -> None:
-    verbose = body(Transcript(TWO.segments, 4.0, "de", task="translate"), "verbose_json")
-    assert (verbose["task"], verbose["language"]) == ("translate", "english")
-    TranslationVerbose.model_validate(verbose)
 
 
 @pytest.mark.parametrize("transcript", [EMPTY, SILENT], ids=["no segments", "no text"])

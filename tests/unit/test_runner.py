@@ -161,6 +161,27 @@ async def test_a_client_that_no_longer_reads_ends_the_connection(monkeypatch: py
     assert rooms.given_back == rooms.streams
 
 
+async def test_a_client_that_is_held_back_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its audio waits for a worker that starts; what it says after that is not read before there is room."""
+    monkeypatch.setattr(Echo, "read_timeout", 0.05)
+    line, rooms = Line(), Rooms()
+    running = run(line, rooms)
+    await until_said(line, 1)
+    line.incoming.put_nowait({"type": "websocket.receive", "bytes": bytes(32_000 * 20)})
+    await asyncio.sleep(0.4)
+    assert not line.closed
+    rooms.streams[0].fail(TooManyStreams("full"))
+    await asyncio.wait_for(running, 5)
+    assert line.closed == [(1011, "")]
+
+
+async def test_a_client_that_says_nothing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Echo, "read_timeout", 0.05)
+    line = Line()
+    await asyncio.wait_for(run(line, Rooms()), 5)
+    assert line.closed == [(1001, "")]
+
+
 async def test_a_mistake_of_a_dialect_ends_its_connection_and_tells_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     line, rooms = Line(), Rooms()
     line.say("mistake")

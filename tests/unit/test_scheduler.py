@@ -63,6 +63,20 @@ def test_a_language_that_the_engine_knows(scheduler: Scheduler, events: list[Eve
     assert isinstance(transcribe(scheduler, events, bell, language), FileDone)
 
 
+def test_an_engine_that_cannot_begin_fails_that_file_alone(
+    scheduler: Scheduler, events: list[Event], bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_engine: ScriptedEngine, _request: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ScriptedEngine, "open", fail)
+        failed = transcribe(scheduler, events, bell, "en")
+    assert isinstance(failed, Failed)
+    assert failed.code == "engine_failed"
+    assert isinstance(transcribe(scheduler, events.clear() or events, bell, "en"), FileDone)  # type: ignore[func-returns-value]
+
+
 def test_a_language_that_the_engine_does_not_know(scheduler: Scheduler, events: list[Event], bell: Bell) -> None:
     """The gateway may not know the engine yet when a file comes, so the worker has the last word."""
     failed = transcribe(scheduler, events, bell, "de")

@@ -563,6 +563,27 @@ async def test_what_the_receiver_refuses_is_dropped_and_the_next_goes_on() -> No
         assert webhook.dropped == 2
 
 
+async def test_a_sender_that_cannot_be_made_is_tried_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(call_webhook, "MAX_PAUSE_SECONDS", 0.2)
+    make = call_webhook._client
+
+    def fail() -> None:
+        raise FileNotFoundError("certificates")
+
+    monkeypatch.setattr(call_webhook, "_client", fail)
+    async with serving(receiver := Receiver()) as url:
+        webhook = CallWebhook(url)
+        webhook.post({"type": "final", "id": 1})
+        await asyncio.sleep(0.5)
+        assert 2 <= capsys.readouterr().err.count("webhook cannot be sent") <= 4
+        monkeypatch.setattr(call_webhook, "_client", make)
+        assert [body["id"] for body in await receiver.until(1)] == [1]
+        await webhook.aclose()
+        assert webhook.dropped == 0
+
+
 async def test_nobody_there_is_no_harm() -> None:
     webhook = CallWebhook("http://127.0.0.1:9/")
     webhook.post({"type": "final", "id": 1})

@@ -13,7 +13,7 @@ import torch
 from shared.cores import format_cores
 from shared.errors import ModelLoadFailed, OutOfMemory
 from shared.journal import log
-from worker.cores import cores_near, pin
+from worker.cores import cores_near, pin, usable_cores
 
 _CUDA_THREADS = 2
 """Beside a GPU the CPU only launches; more threads take time from the decoding of files."""
@@ -50,7 +50,7 @@ def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if near_gpu and device.type == "cuda":
         _stay_near(device)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     chosen = Device(device, dtype, threads or (min(cores, _CUDA_THREADS) if device.type == "cuda" else cores))
     if device.type == "cuda":
         # The convolutions see as many batch sizes as there are seconds in a group; searching for the best kernel at each
