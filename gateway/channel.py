@@ -167,7 +167,12 @@ class Channel:
         """Data. Raises WorkerGone or ChannelFull; never blocks, never loses."""
         if self._frames:
             self._send_audio()
-        self._data.send(identity(command.generation), encode(command), payload)
+        try:
+            self._data.send(identity(command.generation), encode(command), payload)
+        except ChannelFull:
+            # Whoever sent it waits for the next worker to say it to, so there must be a next one.
+            self._on_garbage(command.generation, ProtocolError("it does not read its commands"))
+            raise
 
     def audio(self, generation: int, request_id: str, arrived_ns: int, data: bytes) -> None:
         """A frame of live audio, in order with ``send``. Frames of one generation at a time: the hub sees to it.

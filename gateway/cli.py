@@ -106,12 +106,12 @@ def _serve(_arguments: argparse.Namespace | None = None) -> int:
 
 def _with_addresses(settings: Settings) -> Settings:
     """The same with IP addresses for names. Raises SettingsError for an address that cannot be listened on."""
-    host = _usable("NAPSCRIBE_PORT", settings.host, settings.port)
+    host = _usable("NAPSCRIBE_HOST, NAPSCRIBE_PORT", settings.host, settings.port)
     wyoming = settings.wyoming_host
     if settings.wyoming_port:
         if settings.wyoming_port == settings.port:
             raise SettingsError("NAPSCRIBE_WYOMING_PORT and NAPSCRIBE_PORT are the same.")
-        wyoming = _usable("NAPSCRIBE_WYOMING_PORT", wyoming, settings.wyoming_port)
+        wyoming = _usable("NAPSCRIBE_WYOMING_HOST, NAPSCRIBE_WYOMING_PORT", wyoming, settings.wyoming_port)
     return msgspec.structs.replace(settings, host=host, wyoming_host=wyoming)
 
 
@@ -174,8 +174,6 @@ def _print(client: httpx.Client, url: str, fields: dict[str, str], files: Files)
 
 
 def _print_stream(client: httpx.Client, url: str, fields: dict[str, str], files: Files) -> int:
-    import msgspec
-
     with client.stream("POST", url, data={**fields, "stream": "true"}, files=files) as response:
         if response.is_error:
             response.read()

@@ -40,7 +40,7 @@ MISSED_PULSES = 5
 """Pings in a row without an answer after which a ready worker counts as hung. Ticks are counted, not seconds: a gateway
 that was itself suspended does not blame the worker."""
 MAX_AUDIO_STEP_SECONDS = 60
-"""Decoding one second of audio never takes this long, unless the disk or the decoder hangs."""
+"""A stretch of a file is decoded and listened to in less than a second, and a child that reads it may have to start: 20 s at most."""
 
 
 @dataclass(frozen=True)

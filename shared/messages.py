@@ -185,7 +185,7 @@ class Pong(Message, frozen=True, tag="pong"):
     step_age_ns: int
     """How long the running step of the engine has been running; 0 between steps."""
     audio_age_ns: int
-    """The same of the thread that decodes and segments."""
+    """The same of the threads that hear: the oldest piece of work in hand."""
     preemptions: int = 0
     steps: int = 0
     queued: dict[Lane, int] = msgspec.field(default_factory=dict)

@@ -193,7 +193,13 @@ TABLE: tuple[Setting, ...] = (
         _number(float, 0.1, 1e5),
         "seconds, 0.1 or more",
     ),
-    _row("threads", "0", "CPU threads of the engine; 0 is one per core.", _number(int, 0, 1024), "0 to 1024"),
+    _row(
+        "threads",
+        "0",
+        "CPU threads of the engine; 0 is its own choice: half of the cores for the embedded model, all of them for Qwen3-ASR on a CPU, two beside a GPU.",
+        _number(int, 0, 1024),
+        "0 to 1024",
+    ),
     _row(
         "cpus",
         "",
@@ -212,7 +218,7 @@ TABLE: tuple[Setting, ...] = (
         "aligner",
         "auto",
         "Model for exact word times, a hub id or a folder: loaded when words are asked for. `auto` is the published one "
-        "beside a hub model on CUDA; `none` estimates.",
+        "beside a model of `Qwen/` on CUDA; `none` estimates.",
         _text,
         "auto, none, a hub id or a folder",
     ),

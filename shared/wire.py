@@ -27,7 +27,7 @@ class RawAudio(msgspec.Struct, frozen=True, array_like=True):
     """Headerless audio, as the caller declared it."""
 
     encoding: str
-    """``s16le``, ``f32le``, ``mulaw`` or ``alaw``."""
+    """``s16le``, ``f32le``, ``mulaw``, ``alaw`` or ``g729``; live also ``container``: the bytes say themselves what they are."""
     sample_rate: int
     """Hz."""
     channels: int = 1

@@ -37,7 +37,7 @@ class OpenSegment:
     emitted: str
     """What has left as deltas, prefix of an earlier generation included."""
     ran_away: str = ""
-    """Why the engine ended a piece before its audio did; the worst that happened."""
+    """Why the engine ended a piece before its audio did; the last that happened."""
 
     @property
     def done(self) -> bool:

@@ -14,7 +14,7 @@ from gateway.channel import Channel
 from gateway.latency import LatencyLog
 from gateway.streams.live import LiveStream
 from gateway.supervisor import Lease, Supervisor, Worker
-from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed
+from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed, from_code
 from shared.journal import log
 from shared.languages import require_spoken
 from shared.messages import Cancel, Failed, Lane
@@ -129,8 +129,6 @@ class Hub:
             return stream is not None
         match event:
             case Failed():
-                from shared.errors import from_code
-
                 stream.lost()
                 stream.fail(from_code(event.code, event.message, hint=event.hint, param=event.param))
             case Parked():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.streams.dialect import Audio, Finish, Open
+from gateway.streams.query import MAX_TEXT
 from gateway.streams.wyoming_wire import WyomingEvent
 from shared.errors import BadRequest, NapscribeError
 from shared.languages import parse_language
@@ -230,10 +231,14 @@ def _options(form: dict[str, Any], wish: dict[str, Any]) -> StreamOptions:
         raise BadRequest("rate, width and channels are whole numbers.") from None
     if width not in _WIDTHS or not 1 <= channels <= 8 or not 4_000 <= rate <= 192_000:
         raise BadRequest(f"Audio of {rate} Hz, {width} bytes and {channels} channels is not taken.")
+    context = wish.get("context")
+    prompt = str(context or "") if not isinstance(context, dict) else ""
+    if len(prompt) > MAX_TEXT:
+        raise BadRequest(f"context has more than {MAX_TEXT} characters.", param="context")
     return StreamOptions(
         audio=RawAudio(_WIDTHS[width], rate, channels),
         language=parse_language(str(wish.get("language") or "")),
-        prompt=str(wish.get("context") or "") if not isinstance(wish.get("context"), dict) else "",
+        prompt=prompt,
         only_certain=True,
         endpointing=Endpointing(automatic=False),
     )

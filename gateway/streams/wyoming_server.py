@@ -18,6 +18,9 @@ from shared.errors import NapscribeError, ProtocolError
 from shared.journal import log
 from shared.languages import NAMES
 
+WRITE_SECONDS = 30.0
+"""A peer that has taken nothing for so long, with its socket full, is gone."""
+CLOSE_SECONDS = 5.0
 READ_SECONDS = 60.0
 """A peer that says nothing for so long is gone; audio comes every few milliseconds."""
 MAX_CONNECTIONS = 64
@@ -56,20 +59,18 @@ class WyomingServer:
         connection = _Connection(self._hub, Wyoming(description), writer)
         try:
             await connection.run(reader)
-        except (TimeoutError, ConnectionError):
+        except OSError:  # the peer is gone, or silent for too long
             pass
         except ProtocolError as error:
             log("wyoming", level="warning", error=error.message)
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 await connection.fail(error)
         except Exception as error:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 await connection.fail(unexpected(error, "wyoming"))
         finally:
             connection.close()
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            await _close(writer)
 
 
 class _Connection:
@@ -106,13 +107,13 @@ class _Connection:
         self._stream = self._following = None
 
     async def _follow(self, stream: LiveStream, track: int) -> None:
-        with contextlib.suppress(ConnectionError):  # the reader meets it, too
+        with contextlib.suppress(OSError):  # TimeoutError is one; the reader meets it, too
             try:
                 async for event in stream.events():
                     await self._act(self._dialect.event(event, track))
             except NapscribeError as error:
                 await self._act(self._dialect.failed(error, track))
-            except ConnectionError:
+            except OSError:
                 raise
             except Exception as error:
                 await self._act(self._dialect.failed(unexpected(error, "wyoming"), track))
@@ -125,7 +126,8 @@ class _Connection:
                 await self._act(self._dialect.failed(error, self._track))
                 return
         if any(isinstance(effect, WyomingEvent) for effect in effects):
-            await self._writer.drain()
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._writer.drain()
 
     async def _act_out(self, effect: Effect) -> None:
         """Raises the stream's error, or TooManyStreams and BadRequest for one that is refused."""
@@ -144,3 +146,13 @@ class _Connection:
                     self._stream.finish()
             case Drop():
                 self.close()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """What was said still goes out, if the peer takes it soon."""
+    writer.close()
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await writer.wait_closed()
+    except OSError:
+        writer.transport.abort()

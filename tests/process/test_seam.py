@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway import channel, supervisor
+from gateway.file_job import FileJob
 from gateway.lifecycle import Phase, Policy
 from gateway.process import WorkerProcess
+from gateway.supervisor import Lease
 from shared.errors import (
     Cancelled,
     ModelLoadFailed,
@@ -308,6 +311,27 @@ async def test_close_during_a_start_leaves_no_process(seam: StartSeam) -> None:
     assert not alive(pid)
     with lease, pytest.raises((ShuttingDown, WorkerUnavailable)):
         await job.result()
+
+
+async def test_a_worker_that_does_not_read_its_commands_is_replaced(
+    seam: StartSeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who could not send says it to the next one, so there must be a next one."""
+    monkeypatch.setattr(channel, "MAX_WAITING", 10)
+    monkeypatch.setattr(supervisor, "MISSED_PULSES", 1_000)  # not by its silence
+    s = await seam("--credits 50000", max_queue=50_000)
+    with s.supervisor.lease():
+        await s.supervisor.ensure_ready()
+        os.kill(s.pid, signal.SIGSTOP)
+        jobs: list[tuple[FileJob, Lease]] = []
+        while s.supervisor.phase is Phase.READY and len(jobs) < 40_000:
+            jobs += [s.submit(segments=1) for _ in range(100)]
+            await asyncio.sleep(0)
+        assert s.supervisor.report()["reason"] == "it sent garbage: it does not read its commands"
+        for job, lease in jobs:
+            s.dispatcher.abandon(job)
+            lease.release()
+        assert len(await asyncio.wait_for(s.transcribe(2), 20)) == 2
 
 
 async def test_nothing_is_lost_at_the_high_water_mark(seam: StartSeam) -> None:

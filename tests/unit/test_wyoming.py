@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.model import ServedModel
+from gateway.streams import wyoming_server
 from gateway.streams.dialect import Audio, Finish, Open
 from gateway.streams.wyoming import Drop, Effect, Wyoming
+from gateway.streams.wyoming_server import WyomingServer
 from gateway.streams.wyoming_wire import WyomingEvent, encode
 from shared.errors import BY_CODE, TooManyStreams, WorkerCrashed
 from shared.streams import StreamDone, UtteranceDelta, UtteranceFinal
 from shared.wire import RawAudio
+from tests.server import free_port
 from tests.unit.dialects import errors, events, objects
 
 INFO = WyomingEvent("info", {"asr": []})
@@ -192,6 +198,31 @@ def test_audio_that_cannot_be_is_refused(form: dict[str, Any]) -> None:
     assert [event.type for event in peer.said][2:] == ["transcript-stop", "error", "transcript"]
     assert peer.texts("transcript") == [""]
     assert peer.open is None
+
+
+def test_a_context_without_end_is_refused() -> None:
+    peer = speaking(context="names " * 2_000)
+    assert [event.type for event in peer.said] == ["error", "transcript"]
+
+
+async def test_a_peer_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks again and again what there is, and reads no answer."""
+    monkeypatch.setattr(wyoming_server, "WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(wyoming_server, "CLOSE_SECONDS", 0.3)
+    hub: Any = SimpleNamespace(languages=("en",))
+    server, port = WyomingServer(hub, ServedModel("scripted", "scripted")), free_port()
+    await server.start("127.0.0.1", port)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(20):
+                while True:
+                    writer.write(b'{"type": "describe"}\n' * 1_000)
+                    await writer.drain()
+        writer.close()
+    finally:
+        await server.stop()
 
 
 def test_beginning_anew_forgets_what_was_not_ended() -> None:

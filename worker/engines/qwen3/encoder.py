@@ -28,7 +28,7 @@ _CHUNKS_A_WINDOW = geometry.WINDOW_FRAMES // geometry.CHUNK_FRAMES
 
 
 class Encoder:
-    """Audio tower and projector of a loaded model, ours or transformers'. ``encoded`` counts windows, for tests and for ``/api/ps``."""
+    """Audio tower and projector of a loaded model, ours or transformers'. ``encoded`` counts windows, for tests."""
 
     def __init__(self, model: Any, *, chunks_at_once: int | None = None) -> None:
         tower = model.model.audio_tower
