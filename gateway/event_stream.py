@@ -16,6 +16,7 @@ from shared.errors import NapscribeError
 PEEK_SECONDS = 1.0
 """How long a stream waits for its first event before it commits to status 200: a bad file gets its 4xx."""
 KEEP_ALIVE_SECONDS = 5.0
+"""Of silence before a comment; proxies cut a silent connection after 30 to 100."""
 
 
 class EventStream(Response):

@@ -65,8 +65,6 @@ class State:
     """Unexpected exits in a row; back to 0 when a worker proves itself (``Settled``)."""
     failed_starts: int = 0
     """Exits before ready, in a row."""
-    wanted: bool = False
-    """Somebody asked for a worker without holding a lease (``Load``)."""
     process: bool = False
     """Spawned and not yet reaped."""
     proved: bool = False
@@ -78,10 +76,6 @@ class State:
     reason: str = ""
     """Why the process is being ended or has ended, for people."""
 
-    @property
-    def demanded(self) -> bool:
-        return self.leases > 0 or self.wanted
-
 
 # ---------------------------------------------------------------- events
 
@@ -92,10 +86,6 @@ class Acquire(NamedTuple):
 
 class Release(NamedTuple):
     """One lease less."""
-
-
-class Load(NamedTuple):
-    """Start without a job, as if one had just ended."""
 
 
 class Unload(NamedTuple):
@@ -138,7 +128,7 @@ class Fired(NamedTuple):
     timer: Timer
 
 
-Event = Acquire | Release | Load | Unload | Close | Progressed | BecameReady | Settled | Exited | Unresponsive | Fired
+Event = Acquire | Release | Unload | Close | Progressed | BecameReady | Settled | Exited | Unresponsive | Fired
 
 # ---------------------------------------------------------------- effects
 
@@ -205,8 +195,6 @@ def step(state: State, event: Event, policy: Policy) -> Step:
     match event:
         case Acquire():
             return _demand(replace(state, leases=state.leases + 1), policy)
-        case Load():
-            return _demand(replace(state, wanted=True), policy)
         case Release():
             return _release(state, policy)
         case Unload(force):
@@ -264,7 +252,6 @@ def _release(state: State, policy: Policy) -> Step:
 
 
 def _unload(state: State, force: bool, policy: Policy) -> Step:
-    state = replace(state, wanted=False)
     match state.phase:
         case Phase.STARTING | Phase.READY | Phase.DRAINING if force:
             ended, effects = _end(replace(state, reason="unloaded by force", asked=True), _HARDEST, policy)
@@ -290,7 +277,7 @@ def _close(state: State, policy: Policy) -> Step:
     else:
         effects += [Disarm(Timer.KILL)]
     effects.append(RefuseWaiters("The server is shutting down.", retry=True))
-    return replace(state, phase=Phase.CLOSED, wanted=False, asked=True, reason="closed"), effects
+    return replace(state, phase=Phase.CLOSED, asked=True, reason="closed"), effects
 
 
 def _closed(state: State, event: Event) -> Step:
@@ -318,7 +305,7 @@ def _end(state: State, hardness: int, policy: Policy) -> Step:
 def _fired(state: State, timer: Timer, policy: Policy) -> Step:
     match timer, state.phase:
         case Timer.IDLE, Phase.READY if not state.leases:
-            return _end(replace(state, wanted=False, reason="idle", asked=True), 0, policy)
+            return _end(replace(state, reason="idle", asked=True), 0, policy)
         case Timer.STALL, Phase.STARTING:
             reason = f"no progress for {policy.start_stall_s:g} s while starting"
             return _end(replace(state, reason=reason), _HARDEST, policy)
@@ -326,7 +313,7 @@ def _fired(state: State, timer: Timer, policy: Policy) -> Step:
             hardness = min(state.hardness + 1, _HARDEST)
             return replace(state, hardness=hardness), [End(state.generation, hardness), Arm(Timer.KILL, policy.stop_s)]
         case Timer.COOLDOWN, Phase.COOLDOWN:
-            if state.demanded:
+            if state.leases:
                 return _start(state, policy)
             return replace(state, phase=Phase.STOPPED), []
         case _:
@@ -339,7 +326,7 @@ def _sign_of_life(state: State, event: Progressed | BecameReady | Settled, polic
             return state, [Arm(Timer.STALL, policy.start_stall_s)]
         case BecameReady(), Phase.STARTING:
             idle: list[Effect] = [] if state.leases else [Arm(Timer.IDLE, policy.idle_s)]
-            ready = replace(state, phase=Phase.READY, failed_starts=0, wanted=False, proved=True)
+            ready = replace(state, phase=Phase.READY, failed_starts=0, proved=True)
             return ready, [Disarm(Timer.STALL), AnnounceReady(state.generation), *idle]
         case Settled(), Phase.READY | Phase.DRAINING:
             return replace(state, failures=0), []
@@ -369,7 +356,7 @@ def _crashed(state: State, why: str, retry: bool, policy: Policy) -> Step:
     state = replace(state, failures=failures, failed_starts=failed_starts, reason=why, phase=Phase.COOLDOWN)
     effects: list[Effect] = [AnnounceLost(state.generation, crashed=True, reason=why)]
     if not retry or failed_starts >= policy.start_attempts:
-        state = replace(state, wanted=False, failed_starts=0)
+        state = replace(state, failed_starts=0)
         effects.append(RefuseWaiters(why, retry))
     if state.proved and failures == 1:
         resumed, more = _resume(replace(state, phase=Phase.STOPPED), policy)
@@ -379,7 +366,7 @@ def _crashed(state: State, why: str, retry: bool, policy: Policy) -> Step:
 
 def _resume(state: State, policy: Policy) -> Step:
     """From ``stopped``: start again for whoever has come meanwhile, or rest."""
-    return _start(state, policy) if state.demanded else (state, [Reclaim()])
+    return _start(state, policy) if state.leases else (state, [Reclaim()])
 
 
 def cooldown(failures: int, policy: Policy) -> float:

@@ -22,9 +22,6 @@ from shared.languages import language_name
 from shared.messages import SegmentDone, Word
 from shared.pcm import seconds
 
-FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
-"""What ``render`` knows."""
-
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 

@@ -22,9 +22,6 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
 
-KEEP_ALIVE_S = 10.0
-"""Seconds of silence before a comment; proxies cut a silent connection after 30 to 100."""
-
 _encoder = msgspec.json.Encoder()
 
 
@@ -70,7 +67,7 @@ def comment(text: str) -> bytes:
 async def with_keepalive(
     frames: AsyncGenerator[bytes, None],
     *,
-    seconds: float = KEEP_ALIVE_S,
+    seconds: float,
     text: Callable[[], str] = lambda: "keep-alive",
 ) -> AsyncGenerator[bytes, None]:
     """``frames`` as they come, and ``comment(text())`` whenever none came for ``seconds``.

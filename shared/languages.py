@@ -49,7 +49,6 @@ _ALIASES: dict[str, str] = {
     "castilian": "es",
     "zh-hk": "yue",
     "zh-yue": "yue",
-    "iw": "he",
 } | {name.lower(): code for code, name in NAMES.items()}
 
 _AUTOMATIC = {"", "auto", "automatic", "none", "null", "multi", "und"}

@@ -8,15 +8,12 @@ Three tools, all linear in the length of what they read:
 - ``collapse_word_runs`` does the same for words, where a phrase of ten words need not come twenty times to be a run-away.
 - ``RunDetector`` sees tokens or words one by one and says how the tail repeats, for loops that must stop and for streams
   that must hold a word back.
-
-``compression_ratio`` is Whisper's measure of the same illness.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-import zlib
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,13 +65,6 @@ def collapse_word_runs(text: str) -> str:
 def repeats_of_runaway(period: int) -> int:
     """How often a pattern of ``period`` words or tokens comes before it is a run-away."""
     return max(RUN_REPEATS, -(-RUN_ITEMS // period))
-
-
-def compression_ratio(text: str) -> float:
-    """Bytes of the text per byte of its zlib compression. Above 2.4 Whisper holds a segment for a failure (its
-    ``compression_ratio_threshold``); a few words stay under 1. Empty text gives 0."""
-    raw = text.encode("utf-8", "surrogatepass")
-    return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from gateway.lifecycle import (
     Event,
     Exited,
     Fired,
-    Load,
     Phase,
     Policy,
     Progressed,
@@ -77,7 +76,7 @@ def test_stall_kills_at_once() -> None:
 
 
 def test_idle_is_armed_at_ready_without_leases() -> None:
-    state, _ = play(Load())
+    state, _ = play(Acquire(), Release())
     state, effects = play(BecameReady(1), state=state)
     assert effects == [Disarm(Timer.STALL), AnnounceReady(1), Arm(Timer.IDLE, 60)]
     assert state.phase is Phase.READY
@@ -222,7 +221,7 @@ def test_cooldown_is_capped() -> None:
 
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
-    st.sampled_from([Acquire(), Release(), Load(), Unload(), Unload(True), *(Fired(timer) for timer in Timer)]),
+    st.sampled_from([Acquire(), Release(), Unload(), Unload(True), *(Fired(timer) for timer in Timer)]),
     st.just(Close()),
 )
 GENERATION_EVENTS = ("progressed", "ready", "settled", "exited", "unresponsive")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.audio import Transcription, TranscriptionVerbose
 
-from gateway.render import FORMATS, render, rendered, usage
+from gateway.form import RESPONSE_FORMATS
+from gateway.render import render, rendered, usage
 from gateway.transcript import TextStream, Transcript, join_text
 from shared.errors import BadRequest, ProtocolError
 from shared.messages import Delta, SegmentDone, Word
@@ -131,7 +132,7 @@ def test_an_unknown_format_is_refused() -> None:
 
 async def test_a_long_transcript_is_made_elsewhere_and_is_the_same() -> None:
     long = Transcript(tuple(segment(i, i * 10, i * 10 + 9, f"Sentence number {i}.") for i in range(200)), 2000.0)
-    for name in FORMATS:
+    for name in RESPONSE_FORMATS:
         assert await rendered(long, name) == render(long, name)
         assert await rendered(TWO, name) == render(TWO, name)
 

@@ -17,7 +17,6 @@ from worker.repetition import (
     RunDetector,
     collapse_repetitions,
     collapse_word_runs,
-    compression_ratio,
     repeats_of_runaway,
 )
 
@@ -235,17 +234,6 @@ def test_the_detector_and_the_collapser_agree(words: list[str]) -> None:
     detector = RunDetector()
     seen = any((run := detector.push(word)) and run.runaway for word in words)
     assert (collapse_word_runs(" ".join(words)) != " ".join(words)) is seen
-
-
-# ---------------------------------------------------------------- compression
-
-
-def test_compression_tells_speech_from_loops() -> None:
-    assert compression_ratio("") == 0
-    assert compression_ratio(" ".join(transcripts().values())) < 2.4
-    assert compression_ratio("the first is " * 30) > 2.4
-    assert compression_ratio("嗯" * 200) > 2.4
-    assert compression_ratio("\ud800") > 0
 
 
 # ---------------------------------------------------------------- the published code

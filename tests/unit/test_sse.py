@@ -137,7 +137,7 @@ async def test_errors_of_the_source_come_through() -> None:
     source = Frames()
     source.ready.put_nowait(errors.EngineFailed("broken"))
     with pytest.raises(errors.EngineFailed):
-        await anext(sse.with_keepalive(source.run()))
+        await anext(sse.with_keepalive(source.run(), seconds=10))
     assert source.closed and not others()
 
 
@@ -153,7 +153,7 @@ async def test_a_reader_that_stops_between_two_frames_closes_the_source() -> Non
     source = Frames()
     source.ready.put_nowait(b"one")
     frames = source.run()
-    async with aclosing(sse.with_keepalive(frames)) as stream:
+    async with aclosing(sse.with_keepalive(frames, seconds=10)) as stream:
         assert await anext(stream) == b"one"
     assert source.closed and not others()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -334,9 +333,8 @@ def _library() -> tuple[ctypes.CDLL, Path]:
     model = package / "assets" / "tiny-en"
     if not model.is_dir():
         raise ModelLoadFailed("This version of moonshine-voice does not bring its model.", hint=_HINT)
-    name = {"darwin": "libmoonshine.dylib", "win32": "moonshine.dll"}.get(sys.platform, "libmoonshine.so")
     try:
-        library = ctypes.CDLL(str(package / name))
+        library = ctypes.CDLL(str(package / "libmoonshine.so"))
         version = library.moonshine_get_version()
     except (OSError, AttributeError) as error:
         raise ModelLoadFailed(f"Moonshine's library does not load on this machine: {error}.", hint=_HINT) from error
