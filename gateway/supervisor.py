@@ -390,9 +390,8 @@ class Supervisor:
         self.pong = Pong(generation, 0, 0, 0)
         try:
             process = await self._spawn(generation)
-        except (
-            Exception
-        ) as error:  # no descriptors, no threads, no memory: whatever it is, nobody waits for this worker
+        except Exception as error:
+            # No descriptors, no threads, no memory: whatever it is, nobody must wait for this worker.
             self.post(lifecycle.Exited(generation, f"it cannot be started: {error}", retry=False))
             return
         self._process = process

@@ -84,8 +84,9 @@ class Deepgram:
         self._flushed = False
         """A result from ``Finalize`` has been sent and its ``UtteranceEnded`` has not come."""
         self._closing: Hang | None = None
-        self._silences = 0
         """How the connection ends once everything has been said."""
+        self._silences = 0
+        """Since then."""
         self._over = False
 
     def begin(self) -> Sequence[Effect]:
