@@ -291,9 +291,15 @@ def test_a_file_moves_to_the_child_once_it_is_there(made: Made, recording: Path)
     assert len(made.processes) == bench.feeder.threads == 1
 
 
-def test_without_a_file_there_is_no_child(made: Made) -> None:
-    Bench(3, own=made).until_idle()
-    assert not made.processes
+def test_without_a_file_nobody_asks_for_a_child() -> None:
+    asked: list[None] = []
+
+    def own() -> Readers:
+        asked.append(None)
+        raise NoReader
+
+    Bench(3, own=own).until_idle()
+    assert not asked
 
 
 def test_children_that_die_under_threads(made: Made, recording: Path) -> None:
