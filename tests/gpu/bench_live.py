@@ -28,9 +28,10 @@ import torch
 import transformers
 
 from shared.messages import Lane
-from tests.gpu.bench_qwen3 import build, noise, release
+from tests.gpu.bench_qwen3 import build, noise, release, scripted
 from worker.engines.base import EngineEvent, Hypothesis, SequenceRequest
 from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.sampling import Chosen
 from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
 from worker.engines.qwen3.vocabulary import Vocabulary
 from worker.stabilizer import Stabilizer
@@ -56,12 +57,13 @@ class Script:
         self._random = random.Random(0)
         self._space, *self._letters = vocabulary.encode(" abcdefghijklmnopqrstuvwxyz")
 
-    def __call__(self, row: Qwen3Sequence, count: int) -> list[int]:
+    def __call__(self, row: Qwen3Sequence, count: int) -> Chosen:
         if row.draft or not row.tokens:
             self._plans[id(row)] = len(row._frozen), self._plan(row)
         said, plan = self._plans[id(row)]
         at = len(row._frozen) + len(row.tokens) - said
-        return [*plan[at : at + count], *[self._eos] * (count - len(plan[at : at + count]))]
+        ids = plan[at : at + count]
+        return scripted([*ids, *[self._eos] * (count - len(ids))], self._eos)
 
     def _plan(self, row: Qwen3Sequence) -> list[int]:
         said = len(row._frozen)

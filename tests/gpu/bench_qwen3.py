@@ -28,8 +28,9 @@ from tests.torch.checkpoints import byte_tokenizer, save
 from worker.engines.base import Audio, SequenceRequest
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.layout import Piece
-from worker.engines.qwen3.sampling import unpack
+from worker.engines.qwen3.sampling import Chosen, Landing
 from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
+from worker.engines.qwen3.verdicts import ENDS, GOES_ON
 
 hugging: Any = transformers
 
@@ -97,6 +98,15 @@ def build(folder: Path, size: str, device: str, dtype: torch.dtype) -> None:
     save(model, byte_tokenizer(), folder)
 
 
+def scripted(ids: list[int], end: int = -1) -> Chosen:
+    """What a script gives for the model's choice; ``end`` ends a text."""
+    return Chosen(ids, [0.0] * len(ids), [ENDS if token == end else GOES_ON for token in ids])
+
+
+def unlike_each_other(row: Qwen3Sequence, count: int) -> Chosen:
+    return scripted([32 + (len(row.tokens) + n) * 7919 % 97 for n in range(count)])
+
+
 @functools.cache
 def noise(seconds: float, seed: int = 0) -> Audio:
     return (0.05 * np.random.default_rng(seed).standard_normal(int(seconds * 16_000))).astype(np.float32)
@@ -141,14 +151,14 @@ class Bench:
         """A whole step of the engine among others like it, and the recorded pass alone, for ``count`` rows of 30 s."""
         rows = [self.open(30.0, seed) for seed in range(count)]
         # A random model soon repeats itself, which would end its rows.
-        self.engine._catch_up.script = lambda row, n: [32 + (len(row.tokens) + k) * 7919 % 97 for k in range(n)]
+        self.engine._catch_up.script = unlike_each_other
         while any(row.behind for row in rows):
             self.engine.step(rows, 0)
         whole = self.median_ms(lambda: [self.engine.step(rows, 0) for _ in range(16)], rounds=5) / 16
         assert not any(row.settled for row in rows)
         self.engine._catch_up.script = None
         pieces = [Piece(row.slot, row.kv, 1) for row in rows if row.slot is not None]
-        alone = self.median_ms(lambda: unpack(self.engine._forward.next_tokens([5] * count, pieces)))
+        alone = self.median_ms(lambda: Landing(self.engine._forward.next_tokens([5] * count, pieces)).unpack())
         for row in rows:
             self.engine.cancel(row)
         return whole, alone

@@ -129,3 +129,39 @@ def test_a_layer_for_few_rows(dtype: str, hidden: int, rows: int) -> None:
     theirs, rest = plain.layer(x.float(), None, exact, wide)  # type: ignore[attr-defined]
     assert rest is not None
     assert far(ours, theirs + rest) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_verdicts(rows: int) -> None:
+    import random
+
+    from worker.engines.qwen3.verdicts import Verdicts
+
+    draw = random.Random(rows)
+    cuda = torch.device("cuda")
+    fused, plain = (
+        Verdicts(slots=rows, length=LENGTH, ends=[9, 11], device=cuda, fused=fused) for fused in (True, False)
+    )
+    lines = torch.full((rows, LENGTH), 7, device=cuda)
+    spots, ids = [], []
+    for slot in range(rows):
+        begin, repeats = draw.randrange(800), draw.choice([1, 5, 6, 7, 19, 20, 21])
+        pattern = [draw.randrange(6) for _ in range(draw.randrange(1, 44))]
+        tokens = [*range(100, 100 + draw.randrange(9)), *(pattern * repeats)[: LENGTH - begin - 20]]
+        tokens = tokens[: max(1, len(tokens) - draw.randrange(2))]
+        tokens[-1] = 9 if slot % 17 == 3 else tokens[-1]
+        lines[slot, begin : begin + len(tokens)] = torch.tensor(tokens, device=cuda)
+        spots.append((begin, slot, begin + len(tokens) - 2))
+        ids.append(tokens[-1])
+    everywhere = torch.arange(LENGTH, device=cuda)
+    for slot in range(rows):
+        for verdicts in (fused, plain):
+            verdicts.remember(lines[slot], torch.full_like(everywhere, slot), everywhere)
+    packed = torch.tensor([ids, ids], dtype=torch.int32, device=cuda)
+    where = torch.tensor(spots, device=cuda).T
+    ours, exact = (verdicts.judge(packed, where) for verdicts in (fused, plain))
+    assert ours.tolist() == exact.tolist()
+    if rows == 200:
+        found = set(exact[2].tolist())
+        assert {-1, 0, 1} < found, "every kind of verdict is there"
+        assert max(found) > 20

@@ -15,10 +15,11 @@ from torch import Tensor
 from shared.errors import AudioTooLong, EngineFailed, OutOfMemory
 from tests.torch.running import drive, finals, noise, read_audio, start
 from tests.torch.test_samples import WAVES, said
+from tests.torch.test_verdicts import period_of
 from worker.engines.base import EngineSequence, Final, SequenceFailed
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
-from worker.engines.qwen3.guard import find_runaway, visible
+from worker.engines.qwen3.guard import kept_of_dense, kept_of_run, visible
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.vocabulary import Vocabulary
 
@@ -107,7 +108,9 @@ def _count_steps(engine: Qwen3Engine, rows: list[Qwen3Sequence]) -> int:
 def test_people_repeat_themselves_too(trained_engine: Qwen3Engine, speech: str) -> None:
     ids = trained_engine._vocabulary.encode(speech)
     pieces = [trained_engine._vocabulary.bytes_of(i) for i in ids]
-    assert all(find_runaway(ids[:n], pieces[:n]) is None for n in range(1, len(ids) + 1))
+    for n in range(1, len(ids) + 1):
+        assert not period_of(ids[:n])
+        assert kept_of_dense(ids[:n], pieces[:n]) is None
 
 
 @given(
@@ -118,9 +121,8 @@ def test_what_was_shown_of_a_run_is_never_taken_back(good: list[int], pattern: l
     line = good + pattern * repeats
     shown = 0
     for length in range(1, len(line) + 1):
-        found = find_runaway(line[:length], [b""] * length)
-        if found is not None:
-            assert shown <= found.keep
+        if period := period_of(line[:length]):
+            assert shown <= kept_of_run(line[:length], period)
             return
         shown = max(shown, visible(line[:length]))
     assert shown <= len(line)

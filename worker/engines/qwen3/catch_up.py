@@ -19,9 +19,9 @@ from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.decoder import Decoder
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.forward import Forward
-from worker.engines.qwen3.layout import Piece, upload
+from worker.engines.qwen3.layout import Piece, spots_of, upload
 from worker.engines.qwen3.mel import LogMel
-from worker.engines.qwen3.sampling import Landing, LogitsToTokens, Mark, greedy
+from worker.engines.qwen3.sampling import Chosen, Landing, LogitsToTokens, Mark, greedy
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.vocabulary import Vocabulary
 
@@ -29,9 +29,9 @@ _LOGITS_AT_ONCE = 256
 """Rows of logits that exist at a time: 150 MB in float32 at the published vocabulary."""
 
 Chooser = Callable[[Sequence[Qwen3Sequence]], LogitsToTokens | None]
-Results = Sequence[tuple[list[int], list[float]]]
-"""New tokens and their log probabilities, by row."""
-Script = Callable[[Qwen3Sequence, int], list[int]]
+Results = Sequence[Chosen]
+"""New tokens, by row."""
+Script = Callable[[Qwen3Sequence, int], Chosen]
 """``script(row, count)``: the next ``count`` tokens of a row."""
 
 
@@ -45,7 +45,7 @@ class Flight:
     """Of each row: whether it lacked only its next token."""
     begin: Mark
     packed: Tensor
-    """Tokens on the device, of a decoding pass a copy that no later pass overwrites."""
+    """Tokens and verdicts on the device, of a decoding pass a copy that no later pass overwrites."""
     landing: Landing
 
     def holds(self, n: int) -> bool:
@@ -85,7 +85,7 @@ class CatchUp:
         begin = Mark(self._decoder.device)
         ids = [row.ids_after(row.kv) for row in group]
         self.positions += sum(len(line) for line, next_only in zip(ids, decoding, strict=True) if not next_only)
-        pieces = [Piece(seat(row), row.kv, len(line)) for row, line in zip(group, ids, strict=True)]
+        pieces = [Piece(seat(row), row.kv, len(line), row.said_from) for row, line in zip(group, ids, strict=True)]
         if all(decoding) and chooser(group) is None:
             packed = self._forward.next_tokens([line[0] for line in ids], pieces).clone()
         else:
@@ -102,13 +102,13 @@ class CatchUp:
         places = {id(row): n for n, row in enumerate(before.group) if before.holds(n)}
         chained = [(n, places[id(row)]) for n, row in enumerate(group) if id(row) in places]
         ids = [0 if id(row) in places else row.ids_after(row.kv)[0] for row in group]
-        pieces = [Piece(seat(row), row.kv + (id(row) in places), 1) for row in group]
+        pieces = [Piece(seat(row), row.kv + (id(row) in places), 1, row.said_from) for row in group]
         packed = self._forward.next_tokens(ids, pieces, after=(before.packed, chained)).clone()
         return Flight(group, pieces, [True] * len(group), begin, packed, Landing(packed))
 
     def land_ahead(self, flight: Flight, rows: Sequence[Qwen3Sequence]) -> tuple[list[Qwen3Sequence], Results]:
         """Those of ``rows`` for which the flight holds, with their tokens."""
-        tokens, scores = flight.landing.unpack()
+        chosen = flight.landing.unpack()
         wanted = set(map(id, rows))
         good = [n for n, row in enumerate(flight.group) if id(row) in wanted and flight.holds(n)]
         group = [flight.group[n] for n in good]
@@ -117,13 +117,13 @@ class CatchUp:
             row.decode_ns += pass_ns
             row.kv += 1
         if self.script is not None:
-            return group, [(self.script(row, 1), [0.0]) for row in group]
-        return group, [([tokens[n]], [scores[n]]) for n in good]
+            return group, [self.script(row, 1) for row in group]
+        return group, [chosen.part(n, n + 1) for n in good]
 
     def land(self, flight: Flight) -> Results:
         """New tokens and their log probabilities for each row, at least one."""
         group = flight.group
-        tokens, scores = flight.landing.unpack()
+        chosen = flight.landing.unpack()
         pass_ns = flight.landing.there.since(flight.begin)
         for row, decoding in zip(group, flight.decoding, strict=True):
             if decoding:
@@ -133,14 +133,13 @@ class CatchUp:
             if row.encoding is not None:
                 began, ended = row.encoding
                 row.encode_ns, row.encoding = ended.since(began), None
-        if self.script is not None:
-            tokens = [token for row in group for token in self.script(row, 1 + len(row.draft))]
-        results: list[tuple[list[int], list[float]]] = []
+        results: list[Chosen] = []
         at = 0
         for row in group:
             count = 1 + len(row.draft)
-            agreed = _agreement(row.draft, tokens[at : at + count])
-            results.append((tokens[at : at + agreed + 1], scores[at : at + agreed + 1]))
+            mine = chosen.part(at, at + count) if self.script is None else self.script(row, count)
+            agreed = _agreement(row.draft, mine.ids)
+            results.append(mine.part(0, agreed + 1))
             row.kv = row.known_length + agreed
             row.draft = ()
             at += count
@@ -178,7 +177,8 @@ class CatchUp:
     def _fill(self, group: Sequence[Qwen3Sequence], ids: Sequence[Sequence[int]], pieces: Sequence[Piece]) -> Tensor:
         """Hidden states ``(n, hidden)`` of all missing positions, row after row; the slots hold them afterwards."""
         device = self._decoder.device
-        embeddings = self._decoder.embed(upload(np.concatenate(ids).astype(np.int64), device))
+        line = upload(np.concatenate(ids).astype(np.int64), device)
+        embeddings = self._decoder.embed(line)
         places, parts, first = [], [], 0
         for row, piece in zip(group, pieces, strict=True):
             for place, part in _sound(row):
@@ -187,23 +187,26 @@ class CatchUp:
             first += piece.count
         if parts:
             embeddings.index_copy_(0, upload(np.concatenate(places), device), torch.cat(parts))
-        return self._forward.hidden(embeddings, pieces)
+        return self._forward.hidden(line, embeddings, pieces)
 
     def _choose(
         self, hidden: Tensor, group: Sequence[Qwen3Sequence], pieces: Sequence[Piece], chooser: Chooser
     ) -> Tensor:
-        """Packed tokens: of each row those that follow its draft's tokens, and what stands before them."""
+        """Packed tokens, judged: of each row those that follow its draft's tokens, and what stands before them."""
         counts = np.array([1 + len(row.draft) for row in group])
-        ends = np.cumsum([piece.count for piece in pieces])
-        places = np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
-        wanted = hidden[upload(places, hidden.device)]
         owners = np.repeat(np.arange(len(group)), counts)
+        from_last = np.arange(len(owners)) + 1 - np.cumsum(counts)[owners]
+        places = np.cumsum([piece.count for piece in pieces])[owners] - 1 + from_last
+        spots = spots_of(pieces)[:, owners]
+        spots[2] += from_last
+        there = upload(np.concatenate([spots, places[None]]), hidden.device)
+        wanted = hidden[there[3]]
         packed = []
         for at in range(0, len(owners), _LOGITS_AT_ONCE):
             part = slice(at, at + _LOGITS_AT_ONCE)
             choose = chooser([group[n] for n in owners[part]]) or greedy
             packed.append(choose(self._decoder.logits(wanted[part])))
-        return torch.cat(packed, dim=1)
+        return self._forward.verdicts.judge(torch.cat(packed, dim=1), there[:3])
 
 
 def seat(row: Qwen3Sequence) -> int:

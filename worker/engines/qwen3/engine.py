@@ -37,10 +37,11 @@ from worker.engines.qwen3.exact_times import ExactTimes
 from worker.engines.qwen3.forward import Forward
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.passes import Passes
-from worker.engines.qwen3.sampling import LogitsToTokens, greedy, sampled
+from worker.engines.qwen3.sampling import Chosen, LogitsToTokens, greedy, sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
 from worker.engines.qwen3.turns import Turn, Turns
+from worker.engines.qwen3.verdicts import Verdicts
 from worker.engines.qwen3.vocabulary import Vocabulary
 from worker.engines.qwen3.weights import Recogniser, load_recogniser
 
@@ -108,14 +109,22 @@ class Qwen3Engine:
             report("loading", 0.8)
             self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
             report("loading", 0.9)
-            self._eos = checkpoint.eos | {self._vocabulary.turn_end, self._vocabulary.end_of_text}
             self.encoder = Encoder(model)
             self._slots = self._count_slots(model)
             self.decoder = Decoder(
                 model.model.language_model, model.lm_head.weight, slots=self._slots, length=self._slot_length
             )
         self._mel = LogMel(self._device.where)
-        self._forward = Forward(self.decoder)
+        self._forward = Forward(
+            self.decoder,
+            Verdicts(
+                slots=self._slots,
+                length=self._slot_length,
+                ends=checkpoint.eos | {self._vocabulary.turn_end, self._vocabulary.end_of_text},
+                device=self._device.where,
+                fused=self.decoder.fused,
+            ),
+        )
         self._table = SlotTable(self._slots)
         self._turns = Turns(self._device.where.type)
         self._exact_times = ExactTimes(self._aligner_name, self._device, self._wake)
@@ -229,7 +238,7 @@ class Qwen3Engine:
     def open(self, request: SequenceRequest) -> Qwen3Sequence:
         if request.language and request.language not in NAMES:
             raise BadRequest(f"Qwen3-ASR does not know the language {request.language!r}.", param="language")
-        return Qwen3Sequence(request, self._vocabulary, self._eos)
+        return Qwen3Sequence(request, self._vocabulary)
 
     def feed(self, sequence: EngineSequence, audio: Audio) -> None:
         mine = _own(sequence)
@@ -309,20 +318,18 @@ class Qwen3Engine:
 
         return choose
 
-    def _advance(
-        self, rows: Sequence[Qwen3Sequence], results: Sequence[tuple[list[int], list[float]]]
-    ) -> list[EngineEvent]:
+    def _advance(self, rows: Sequence[Qwen3Sequence], results: Sequence[Chosen]) -> list[EngineEvent]:
         """Give each row its new tokens; say what there is to say."""
         events: list[EngineEvent] = []
-        for row, (ids, scores) in zip(rows, results, strict=True):
-            if not all(map(math.isfinite, scores)):
+        for row, chosen in zip(rows, results, strict=True):
+            if not all(map(math.isfinite, chosen.logprobs)):
                 self.decoder.clear(seat(row))
                 failure = EngineFailed("The model's numbers overflowed on this recording.", hint="Try dtype float32.")
                 events.append(self._fail(row, failure))
                 continue
-            for token, score in zip(ids, scores, strict=True):
+            for token, score, verdict in zip(*chosen, strict=True):
                 if not row.settled:
-                    row.accept(token, score, self.decoder.scratch)
+                    row.accept(token, score, verdict, self.decoder.scratch)
             if row.done and not self._exact_times.wanted(row):
                 events.append(self._end(row))
             elif row.request.partials and (text := row.news()) is not None:

@@ -1,24 +1,27 @@
 """Ends run-aways inside the loop: a model that repeats itself would go on until its budget, and delay everybody.
 
-Two detectors look at the tokens of a sequence every few steps. *Runs*: the last tokens are one pattern over and over.
-*Density*: the recent text compresses far better than speech does, which finds alternations that are no exact run. Real
-speech repeats itself too ("no, no, no", digits), so the thresholds are far above what people say, and follow the published
-ones (a character more than 20 times, a pattern at least 20 times) where a pattern is short.
+*Runs*: the last tokens are one pattern over and over; the device looks for them at every token that it chooses (``verdicts``).
+*Density*: the recent text compresses far better than speech does, which finds alternations that are no exact run; it is measured in
+bytes, so the host looks, every few tokens. Real speech repeats itself too ("no, no, no", digits), so the thresholds are far above
+what people say, and follow the published ones (a character more than 20 times, a pattern at least 20 times) where a pattern is
+short.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 CHECK_EVERY = 8
-"""Tokens between two looks."""
+"""Tokens between two looks at the density."""
 KEPT_REPEATS = 2
 """What is left of a run: as much as the streaming guard may have let out before the third repeat."""
-_MAX_PERIOD = 40
-_MIN_REPEATS = 6
-_SINGLE_REPEATS = 20
+MAX_PERIOD = 40
+"""Tokens of the longest pattern that is looked for."""
+MIN_REPEATS = 6
+"""Copies of a pattern that make a run-away …"""
+SINGLE_REPEATS = 20
+"""… and tokens that it has at least, however short the pattern."""
 _DENSITY_BYTES = 256
 """Of text that the density is measured over, the last ones."""
 _DENSITY = 4.2
@@ -26,23 +29,16 @@ _DENSITY = 4.2
 to 7.5 (measured on 200 draws each)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runaway:
-    """A sequence that must stop; its first ``keep`` tokens were good."""
-
-    keep: int
-
-
 def visible(tokens: Sequence[int]) -> int:
     """How many of the tokens may be shown: all up to the third repeat of a pattern that is still going on.
 
-    Never more than what ``find_runaway`` keeps of the same run later, so nothing shown is ever taken back. Costs next to
+    Never more than what ``kept_of_run`` keeps of the same run later, so nothing shown is ever taken back. Costs next to
     nothing where the last token is none of those before it.
     """
     length = len(tokens)
     last = tokens[-1] if tokens else -1
     shown = length
-    for period in range(1, min(_MAX_PERIOD, (length - 1) // 2) + 1):
+    for period in range(1, min(MAX_PERIOD, (length - 1) // 2) + 1):
         if tokens[length - 1 - period] == last:
             start = _start_of_run(tokens, period)
             if length - start > 2 * period:
@@ -50,21 +46,14 @@ def visible(tokens: Sequence[int]) -> int:
     return shown
 
 
-def find_runaway(tokens: Sequence[int], text_of: Sequence[bytes]) -> Runaway | None:
-    """Look at the tokens generated so far; ``text_of`` holds the bytes of each. Linear in the window, not in the length."""
-    return _find_run(tokens) or _find_density(tokens, text_of)
+def span_of_runaway(period: int) -> int:
+    """Tokens of a run of ``period`` that nobody says."""
+    return period * max(MIN_REPEATS, -(-SINGLE_REPEATS // period))
 
 
-def _find_run(tokens: Sequence[int]) -> Runaway | None:
-    length = len(tokens)
-    for period in range(1, min(_MAX_PERIOD, length // _MIN_REPEATS) + 1):
-        if tokens[length - 1 - period] != tokens[length - 1]:  # spares the slices of nearly every look
-            continue
-        repeats = max(_MIN_REPEATS, -(-_SINGLE_REPEATS // period))
-        span = period * repeats
-        if span <= length and tokens[length - span : length - period] == tokens[length - span + period :]:
-            return Runaway(_start_of_run(tokens, period) + KEPT_REPEATS * period)
-    return None
+def kept_of_run(tokens: Sequence[int], period: int) -> int:
+    """How many of the tokens were good, where the last ones are a run."""
+    return _start_of_run(tokens, period) + KEPT_REPEATS * period
 
 
 def _start_of_run(tokens: Sequence[int], period: int) -> int:
@@ -81,7 +70,9 @@ def _compressed(text: bytes) -> int:
     return len(squeeze.compress(text)) + len(squeeze.flush())
 
 
-def _find_density(tokens: Sequence[int], text_of: Sequence[bytes]) -> Runaway | None:
+def kept_of_dense(tokens: Sequence[int], text_of: Sequence[bytes]) -> int | None:
+    """The same, where the last ones are denser than speech; None where they are not. ``text_of``: bytes of each token. Linear in
+    the window, not in the length."""
     start, size = len(tokens), 0
     while start > 0 and size < _DENSITY_BYTES:
         start -= 1
@@ -92,4 +83,4 @@ def _find_density(tokens: Sequence[int], text_of: Sequence[bytes]) -> Runaway | 
     if len(text) <= _DENSITY * _compressed(text):
         return None
     # The window turns dense while its beginning is still good; losing words is worse than keeping some junk.
-    return Runaway(start + (len(tokens) - start) // 8)
+    return start + (len(tokens) - start) // 8

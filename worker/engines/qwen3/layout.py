@@ -25,6 +25,8 @@ class Piece:
     slot: int
     start: int
     count: int
+    said_from: int = 0
+    """Position of the first token that the row has said; before it are the prompt and the sound."""
 
 
 class Layout:
@@ -71,6 +73,12 @@ def tiles_of(firsts: Integers, counts: Integers, tile: int) -> Integers:
     within = np.arange(len(owner)) - np.repeat(np.cumsum(each) - each, each)
     first = firsts[owner] + within * tile
     return np.stack([first, np.minimum(tile, counts[owner] - within * tile)], axis=1)
+
+
+def spots_of(pieces: Sequence[Piece]) -> Integers:
+    """For each piece, ``(3, pieces)``: where its row's text begins, the slot, and the last position; see ``verdicts``."""
+    spots = [(piece.said_from, piece.slot, piece.start + piece.count - 1) for piece in pieces]
+    return np.array(spots, np.int64).reshape(-1, 3).T.copy()
 
 
 def upload(numbers: Integers, device: torch.device) -> Tensor:

@@ -1,9 +1,10 @@
-"""From logits to tokens, on the device: token and log probability of all rows travel to the host in one copy."""
+"""From logits to tokens, on the device: tokens, log probabilities and verdicts of all rows travel to the host in one copy."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,8 +57,20 @@ class Mark:
         return int(earlier._event.elapsed_time(self._event) * 1e6)
 
 
+class Chosen(NamedTuple):
+    """Tokens in their order, with what is known of each."""
+
+    ids: list[int]
+    logprobs: list[float]
+    verdicts: list[int]
+    """See ``verdicts``."""
+
+    def part(self, start: int, stop: int) -> Chosen:
+        return Chosen(self.ids[start:stop], self.logprobs[start:stop], self.verdicts[start:stop])
+
+
 class Landing:
-    """Packed tokens on their way to the host, which may launch other work meanwhile."""
+    """Packed tokens and their verdicts, ``(3, n)``, on their way to the host, which may launch other work meanwhile."""
 
     def __init__(self, packed: Tensor) -> None:
         self._host = packed
@@ -66,12 +79,7 @@ class Landing:
             self._host.copy_(packed, non_blocking=True)
         self.there = Mark(packed.device)
 
-    def unpack(self) -> tuple[list[int], list[float]]:
-        """Wait for them: ids and log probabilities as lists."""
+    def unpack(self) -> Chosen:
+        """Wait for them."""
         self.there.wait()
-        return self._host[0].tolist(), self._host[1].view(torch.float32).tolist()
-
-
-def unpack(packed: Tensor) -> tuple[list[int], list[float]]:
-    """At once."""
-    return Landing(packed).unpack()
+        return Chosen(self._host[0].tolist(), self._host[1].view(torch.float32).tolist(), self._host[2].tolist())

@@ -21,10 +21,11 @@ from worker.engines.base import Final, SequenceRequest, Work
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
 from worker.engines.qwen3.border import border
-from worker.engines.qwen3.guard import CHECK_EVERY, find_runaway, visible
+from worker.engines.qwen3.guard import CHECK_EVERY, kept_of_dense, kept_of_run, visible
 from worker.engines.qwen3.parse import OutputParser
 from worker.engines.qwen3.prompt import Prompt, build_prompt, prefix_tokens
 from worker.engines.qwen3.sampling import Mark
+from worker.engines.qwen3.verdicts import ENDS, GOES_ON
 from worker.engines.qwen3.vocabulary import Vocabulary
 
 LIVE_HOP = 320 * SAMPLE_RATE // 1000
@@ -37,10 +38,9 @@ BUDGET_BASE = 24
 class Qwen3Sequence:
     """State of a sequence; the engine alone changes it."""
 
-    def __init__(self, request: SequenceRequest, vocabulary: Vocabulary, eos: frozenset[int]) -> None:
+    def __init__(self, request: SequenceRequest, vocabulary: Vocabulary) -> None:
         self._request = request
         self._vocabulary = vocabulary
-        self._eos = eos
         self._prompt: Prompt = build_prompt(
             vocabulary,
             language=request.language,
@@ -159,6 +159,11 @@ class Qwen3Sequence:
         return self._before_text + len(self.tokens)
 
     @property
+    def said_from(self) -> int:
+        """Position of the first token that was said, frozen ones included; a run-away is looked for from there."""
+        return self._before_text - len(self._frozen)
+
+    @property
     def budget(self) -> int:
         """Tokens that may be generated for what was heard."""
         seconds = self.heard / SAMPLE_RATE
@@ -211,9 +216,9 @@ class Qwen3Sequence:
         self._shown_tokens = 0
         self._begin()
 
-    def accept(self, token: int, score: float, capacity: int) -> None:
+    def accept(self, token: int, score: float, verdict: int, capacity: int) -> None:
         """The next token. May settle the text: end of speech, budget, room in the slot, run-away."""
-        if token in self._eos:
+        if verdict == ENDS:
             self.settled, self.finish_reason = True, "stop"
             return
         self.tokens.append(token)
@@ -227,15 +232,18 @@ class Qwen3Sequence:
                 self._fix_language()
         elif count >= self.budget or self.known_length >= capacity:
             self.settled, self.finish_reason = True, "length"
-        elif count % CHECK_EVERY == 0 and (keep := self._kept_of_runaway()) is not None:
-            self.settled, self.finish_reason = True, "repetition"
-            self._truncate(keep)
+        elif verdict != GOES_ON:
+            self._stop_runaway(kept_of_run(self._line(), verdict))
+        elif count % CHECK_EVERY == 0:
+            keep = kept_of_dense(self._line(), [*(piece for _, piece, _ in self._frozen), *self._pieces])
+            if keep is not None:
+                self._stop_runaway(keep)
 
-    def _kept_of_runaway(self) -> int | None:
-        """If this is a run-away: how many of ``tokens`` were good, or have been shown."""
+    def _stop_runaway(self, keep: int) -> None:
+        """``keep`` of the tokens were good, frozen ones included; what was shown stays, too."""
+        self.settled, self.finish_reason = True, "repetition"
         before = len(self._frozen)
-        found = find_runaway(self._line(), [*(piece for _, piece, _ in self._frozen), *self._pieces])
-        return None if found is None else max(found.keep, self._shown_tokens, before) - before
+        self._truncate(max(keep, self._shown_tokens, before) - before)
 
     def _fix_language(self) -> None:
         """A prefix waits for the text to begin. The language line and the prefix become part of the prompt."""
