@@ -146,7 +146,7 @@ def test_verdicts(rows: int) -> None:
     spots, ids = [], []
     for slot in range(rows):
         begin, repeats = draw.randrange(800), draw.choice([1, 5, 6, 7, 19, 20, 21])
-        pattern = [draw.randrange(6) for _ in range(draw.randrange(1, 44))]
+        pattern = [draw.randrange(6) for _ in range(1 if slot % 3 == 0 else draw.randrange(1, 44))]
         tokens = [*range(100, 100 + draw.randrange(9)), *(pattern * repeats)[: LENGTH - begin - 20]]
         tokens = tokens[: max(1, len(tokens) - draw.randrange(2))]
         tokens[-1] = 9 if slot % 17 == 3 else tokens[-1]
