@@ -16,9 +16,7 @@ from shared.errors import NapscribeError
 from shared.messages import Delta, Event, FileDone, FileTimings, Lane, SegmentDone, TranscribeFile, Word
 from shared.pcm import seconds
 from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
-from worker.pieces import Piece, mean, text_of
-from worker.rejoin import continued
-from worker.repetition import collapse_repetitions, collapse_word_runs
+from worker.pieces import Hearing, Piece
 from worker.segments import Segment
 from worker.stabilizer import pieces as words_of
 from worker.word_times import spread_words
@@ -30,18 +28,12 @@ not stand in the way of short ones."""
 
 @dataclass(slots=True)
 class OpenSegment:
-    """A segment in the engine. It is one piece unless the engine ended a run-away in it."""
+    """A segment in the engine."""
 
     segment: Segment
-    pieces: list[Piece]
+    hearing: Hearing
     emitted: str
     """What has left as deltas, prefix of an earlier generation included."""
-    ran_away: str = ""
-    """Why the engine ended a piece before its audio did; the last that happened."""
-
-    @property
-    def done(self) -> bool:
-        return all(piece.final is not None for piece in self.pieces)
 
 
 @dataclass(slots=True)
@@ -96,7 +88,7 @@ class FileJob:
         return [(piece.sequence, index) for index, piece in self._working() if piece.sequence and piece.sequence.ready]
 
     def _working(self) -> Iterator[tuple[int, Piece]]:
-        return ((index, p) for index, entry in self.open.items() for p in entry.pieces if p.final is None)
+        return ((index, piece) for index, entry in self.open.items() for piece in entry.hearing.working)
 
     @property
     def sequences(self) -> int:
@@ -113,8 +105,8 @@ class FileJob:
                 return None
             segment = self.pending.popleft()
         prefix = self.command.prefix if segment.index == self.command.next_index else ""
-        piece = Piece(segment.audio, 0, prefix)
-        self.open[segment.index] = OpenSegment(segment, [piece], prefix)
+        piece = Piece([segment.audio], prefix=prefix)
+        self.open[segment.index] = OpenSegment(segment, Hearing([piece]), prefix)
         return segment.index, piece
 
     def cancel(self, engine: Engine) -> None:
@@ -152,7 +144,7 @@ class FileJob:
         if not self.command.options.deltas or index != next(iter(self.open)):
             return []
         entry = self.open[index]
-        if event.sequence is not entry.pieces[0].sequence:
+        if event.sequence is not entry.hearing.pieces[0].sequence:
             return []
         if not event.text.startswith(entry.emitted):
             return []
@@ -163,34 +155,23 @@ class FileJob:
         return [Delta(self.command.generation, self.id, index, text)]
 
     def final(self, index: int, event: Final) -> list[Event]:
-        """Every segment that is done now, in order. A piece that ran away is cut in two and heard again."""
-        entry = self.open[index]
-        place = next(n for n, piece in enumerate(entry.pieces) if piece.sequence is event.sequence)
-        piece = entry.pieces[place]
-        if event.finish_reason != "stop":
-            entry.ran_away = event.finish_reason
-        if event.finish_reason != "stop" and piece.worth_splitting:
-            entry.pieces[place : place + 1] = piece.split()
-            return []
-        piece.final = event
-        self.attained += len(piece.audio)
+        """Every segment that is done now, in order."""
+        hearing = self.open[index].hearing
+        hearing.take(event)
+        if hearing.done:
+            self.attained += sum(piece.length for piece in hearing.pieces)
         done: list[Event] = []
-        while self.open and next(iter(self.open.values())).done:
+        while self.open and next(iter(self.open.values())).hearing.done:
             _, entry = self.open.popitem(last=False)
             done.append(self._segment_done(entry))
         return done
 
     def _segment_done(self, entry: OpenSegment) -> SegmentDone:
         segment = entry.segment
-        text = text_of(entry.pieces)
-        finals = [piece.final for piece in entry.pieces if piece.final is not None]
-        # An engine may have said more of a run-away than it keeps.
-        if len(entry.pieces) > 1 or not entry.emitted or not text.startswith(entry.emitted):
-            text = continued(entry.emitted, collapse_word_runs(collapse_repetitions(text)).strip())
-        language = next((final.language for final in finals if final.language), "")
-        if language:
-            self.languages[language] += 1
-        words, estimated = self._words(entry, text) if self.command.options.words else ((), False)
+        final = entry.hearing.joined(entry.emitted)
+        if final.language:
+            self.languages[final.language] += 1
+        words, estimated = self._words(segment, final) if self.command.options.words else ((), False)
         return SegmentDone(
             generation=self.command.generation,
             request_id=self.id,
@@ -198,29 +179,23 @@ class FileJob:
             start_sample=segment.start_sample,
             speech_end_sample=segment.speech_end_sample,
             end_sample=segment.end_sample,
-            text=text,
+            text=final.text,
             words=words,
             estimated=estimated,
-            language=language,
-            avg_logprob=mean([final.avg_logprob for final in finals]),
-            finish_reason=entry.ran_away or "stop",
-            logprobs=tuple(pair for final in finals for pair in final.logprobs),
+            language=final.language,
+            avg_logprob=final.avg_logprob,
+            finish_reason=final.finish_reason,
+            logprobs=final.logprobs,
         )
 
     @staticmethod
-    def _words(entry: OpenSegment, text: str) -> tuple[tuple[Word, ...], bool]:
+    def _words(segment: Segment, final: Final) -> tuple[tuple[Word, ...], bool]:
         """Places in the recording: the engine's own, or spread over the speech that VAD found; whether they were spread."""
-        segment = entry.segment
-        exact = [
-            Word(word.text, base + word.start, base + word.end)
-            for piece in entry.pieces
-            for base in [seconds(segment.start_sample + piece.offset)]
-            for word in (piece.final.words if piece.final else ())
-        ]
-        if exact:
-            return tuple(exact), False
+        if final.words:
+            base = seconds(segment.start_sample)
+            return tuple(Word(word.text, base + word.start, base + word.end) for word in final.words), False
         regions = [(seconds(start), seconds(end)) for start, end in segment.speech]
-        spread = tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
+        spread = tuple(Word(w.text, w.start, w.end) for w in spread_words(final.text, regions))
         return spread, bool(spread)
 
     def done(self) -> FileDone:

@@ -6,10 +6,8 @@ import collections
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from shared.messages import Event, Lane, Word
-from shared.pcm import SAMPLE_RATE, seconds
+from shared.pcm import seconds
 from shared.streams import (
     AudioCleared,
     Partial,
@@ -21,11 +19,10 @@ from shared.streams import (
     UtteranceTimings,
 )
 from worker.endpointing import Begin, End, Pause, Speech
-from worker.engines.base import Audio, Engine, EngineSequence, Final, Hypothesis, SequenceRequest, Work
+from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
 from worker.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened, Updated
-from worker.pieces import Piece, mean, text_of
-from worker.rejoin import continued
-from worker.repetition import collapse_repetitions, collapse_word_runs
+from worker.pieces import Hearing, Piece
+from worker.repetition import collapse_repetitions
 from worker.stabilizer import Stabilizer
 from worker.word_times import spread_words
 
@@ -38,12 +35,7 @@ class LiveUtterance:
     stabilizer: Stabilizer
     heard: int
     """End of the audio that the engine has been fed, samples of the stream."""
-    audio: list[Audio] = field(default_factory=list)
-    """The same audio, should it have to be heard again."""
-    pieces: list[Piece] = field(default_factory=list)
-    """If the engine ended a run-away in it: the parts that are heard again."""
-    ran_away: str = ""
-    """Why the engine ended a run-away; the first that happened."""
+    hearing: Hearing
     end: End | None = None
     arrival: Arrival | None = None
     first_step_ns: int = 0
@@ -54,10 +46,8 @@ class LiveUtterance:
 
     def working(self) -> Iterator[EngineSequence]:
         """Sequences whose final is still to come."""
-        if self.pieces:
-            yield from (piece.sequence for piece in self.pieces if piece.sequence and piece.final is None)
-        elif self.final is None:
-            yield self.sequence
+        if self.final is None:
+            yield from (piece.sequence for piece in self.hearing.working if piece.sequence is not None)
 
 
 @dataclass(slots=True)
@@ -99,7 +89,7 @@ class LiveStream:
             case Speech(utterance=number, audio=audio):
                 utterance = self.open[number]
                 utterance.heard += len(audio)
-                utterance.audio.append(audio)
+                utterance.hearing.pieces[0].chunks.append(audio)
                 self.engine.feed(utterance.sequence, audio)
             case Pause(utterance=number):
                 self.engine.pause(self.open[number].sequence)
@@ -116,8 +106,10 @@ class LiveStream:
     def _begin(self, begin: Begin) -> None:
         request = self._request(begin, self.options)
         sequence = self.engine.open(replace(request, prefix=begin.emitted if self.accepts_prefix else ""))
-        stabilizer = Stabilizer(begin.emitted)
-        self.open[begin.utterance] = LiveUtterance(begin, sequence, self.options, stabilizer, begin.start_sample)
+        hearing = Hearing([Piece([], sequence=sequence)])
+        self.open[begin.utterance] = LiveUtterance(
+            begin, sequence, self.options, Stabilizer(begin.emitted), begin.start_sample, hearing
+        )
         self.owed.append(begin.utterance)
 
     def _request(self, begin: Begin, options: StreamOptions) -> SequenceRequest:
@@ -164,7 +156,7 @@ class LiveStream:
     def hypothesis(self, index: int, event: Hypothesis) -> list[Event]:
         utterance = self.open[index]
         text = collapse_repetitions(event.text)
-        if not text or text == utterance.shown or utterance.pieces:
+        if not text or text == utterance.shown or utterance.hearing.in_parts:
             return []
         utterance.shown = text
         certain = utterance.stabilizer.hypothesis(text)
@@ -178,28 +170,12 @@ class LiveStream:
     def final(self, index: int, event: Final) -> list[Event]:
         """What the engine ended as a run-away is cut in two and heard again, as in files: a final is all that was said."""
         utterance = self.open[index]
-        if event.finish_reason != "stop" or utterance.pieces:
-            self._heard_in_parts(utterance, event)
-        else:
-            utterance.final = event
+        for part in utterance.hearing.take(event):
+            self._hear(utterance, part)
+        if utterance.hearing.done:
+            # What has been said is for good only where the engine goes on after it.
+            utterance.final = utterance.hearing.joined(utterance.stabilizer.said if self.accepts_prefix else "")
         return self._pay()
-
-    def _heard_in_parts(self, utterance: LiveUtterance, event: Final) -> None:
-        if not utterance.pieces:
-            utterance.pieces = [Piece(np.concatenate(utterance.audio), 0, sequence=utterance.sequence)]
-        place = next(n for n, piece in enumerate(utterance.pieces) if piece.sequence is event.sequence)
-        piece = utterance.pieces[place]
-        if event.finish_reason != "stop":
-            utterance.ran_away = utterance.ran_away or event.finish_reason
-            if piece.worth_splitting:
-                parts = piece.split()
-                utterance.pieces[place : place + 1] = parts
-                for part in parts:
-                    self._hear(utterance, part)
-                return
-        piece.final = event
-        if all(each.final is not None for each in utterance.pieces):
-            utterance.final = self._joined(utterance)
 
     def _hear(self, utterance: LiveUtterance, part: Piece) -> None:
         request = self._request(utterance.begin, utterance.options)
@@ -213,39 +189,6 @@ class LiveStream:
         )
         self.engine.feed(part.sequence, part.audio)
         self.engine.finish(part.sequence)
-
-    def _joined(self, utterance: LiveUtterance) -> Final:
-        """The parts as one final. It begins with what has been said, where that is for good."""
-        finals = [piece.final for piece in utterance.pieces if piece.final is not None]
-        text = text_of(utterance.pieces)
-        said = utterance.stabilizer.said if self.accepts_prefix else ""
-        if len(finals) > 1 or not text.startswith(said):
-            text = continued(said, collapse_word_runs(collapse_repetitions(text)).strip())
-        works = [final.work for final in finals]
-        return Final(
-            utterance.sequence,
-            text,
-            language=next((final.language for final in finals if final.language), ""),
-            words=tuple(
-                replace(
-                    word,
-                    start=word.start + piece.offset / SAMPLE_RATE,
-                    end=word.end + piece.offset / SAMPLE_RATE,
-                )
-                for piece in utterance.pieces
-                for word in (piece.final.words if piece.final else ())
-            ),
-            avg_logprob=mean([final.avg_logprob for final in finals]),
-            logprobs=tuple(pair for final in finals for pair in final.logprobs),
-            finish_reason=utterance.ran_away or "stop",
-            work=Work(
-                sum(work.encode_ns for work in works),
-                sum(work.prefill_ns for work in works),
-                sum(work.decode_ns for work in works),
-                sum(work.windows for work in works),
-                max(work.windows_listening for work in works),
-            ),
-        )
 
     def cancel(self) -> None:
         """Forget everything in the engine."""
@@ -277,10 +220,7 @@ class LiveStream:
         return events
 
     def _final(self, utterance: LiveUtterance, final: Final, end: End) -> list[Event]:
-        said = utterance.stabilizer.said
-        text = (
-            final.text if said and self.accepts_prefix else collapse_word_runs(collapse_repetitions(final.text)).strip()
-        )
+        text = final.text
         events: list[Event] = []
         rest = utterance.stabilizer.final(text)
         if rest:

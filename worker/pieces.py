@@ -1,59 +1,136 @@
-"""Sound that the engine could not finish as a whole: cut in two where it is quietest, and heard again."""
+"""Speech in the engine, heard as a whole; what the engine ends as a run-away is cut in two where it is quietest, and heard again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from shared.pcm import SAMPLE_RATE
+import numpy as np
+
+from shared.pcm import SAMPLE_RATE, seconds
 from shared.scripts import separator
-from worker.engines.base import Audio, EngineSequence, Final
+from worker.engines.base import Audio, EngineSequence, Final, Work
 from worker.quiet import quiet_middle
+from worker.rejoin import continued
+from worker.repetition import collapse_repetitions, collapse_word_runs
 
 SPLIT_SECONDS = 4.0
 """A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""
 MAX_DEPTH = 2
-"""How often a segment is cut in two: four pieces at the most."""
+"""How often speech is cut in two: four pieces at the most."""
 SPLIT_SEARCH = 0.25
 """The cut is looked for in this share of the audio on either side of its middle, where it is quietest for 100 ms."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """A segment, or a part of one that the engine could not finish as a whole, with its sequence in the engine."""
+    """A segment or an utterance, or a part of one, with its sequence in the engine."""
 
-    audio: Audio
-    offset: int
-    """Of its first sample in the segment's audio."""
+    chunks: list[Audio]
+    """Its sound; that of a call grows."""
+    offset: int = 0
+    """Of its first sample in the whole."""
     prefix: str = ""
     depth: int = 0
     sequence: EngineSequence | None = None
     final: Final | None = None
+
+    @property
+    def audio(self) -> Audio:
+        return self.chunks[0] if len(self.chunks) == 1 else np.concatenate(self.chunks)
+
+    @property
+    def length(self) -> int:
+        """Samples."""
+        return sum(map(len, self.chunks))
 
     def split(self) -> list[Piece]:
         """Two pieces, cut where it is quietest near the middle, to be heard from their start.
 
         Without a prefix: nobody knows how much of the sound it covers, and the first piece may be shorter than that.
         """
-        cut = quiet_middle(self.audio, SPLIT_SEARCH)
-        first = Piece(self.audio[:cut], self.offset, "", self.depth + 1)
-        return [first, Piece(self.audio[cut:], self.offset + cut, "", self.depth + 1)]
+        audio = self.audio
+        cut = quiet_middle(audio, SPLIT_SEARCH)
+        first = Piece([audio[:cut]], self.offset, depth=self.depth + 1)
+        return [first, Piece([audio[cut:]], self.offset + cut, depth=self.depth + 1)]
 
     @property
     def worth_splitting(self) -> bool:
-        return self.depth < MAX_DEPTH and len(self.audio) >= SPLIT_SECONDS * SAMPLE_RATE
+        return self.depth < MAX_DEPTH and self.length >= SPLIT_SECONDS * SAMPLE_RATE
 
 
-def text_of(pieces: Sequence[Piece]) -> str:
-    """Of all that are final."""
+@dataclass(slots=True)
+class Hearing:
+    """A segment or an utterance in the engine: one piece, or the parts of what ran away, in their order."""
+
+    pieces: list[Piece]
+    ran_away: str = ""
+    """Why the engine ended a piece before its sound did; the first that happened."""
+
+    @property
+    def working(self) -> Iterator[Piece]:
+        """Pieces whose final is still to come."""
+        return (piece for piece in self.pieces if piece.final is None)
+
+    @property
+    def done(self) -> bool:
+        return not any(self.working)
+
+    @property
+    def in_parts(self) -> bool:
+        return len(self.pieces) > 1
+
+    def take(self, final: Final) -> list[Piece]:
+        """The final of a piece. If that ran away and is worth cutting, its parts stand in its place and must be heard: they are returned."""
+        place = next(n for n, piece in enumerate(self.pieces) if piece.sequence is final.sequence)
+        piece = self.pieces[place]
+        if final.finish_reason != "stop":
+            self.ran_away = self.ran_away or final.finish_reason
+            if piece.worth_splitting:
+                self.pieces[place : place + 1] = parts = piece.split()
+                return parts
+        piece.final = final
+        return []
+
+    def joined(self, said: str) -> Final:
+        """All pieces, which are done, as one final. ``said``: what stays, whatever they say; usually a beginning of it."""
+        finals = [piece.final for piece in self.pieces if piece.final is not None]
+        text = text_of(finals)
+        # An engine may have said more of a run-away than it keeps.
+        if self.in_parts or not said or not text.startswith(said):
+            text = continued(said, collapse_word_runs(collapse_repetitions(text)).strip())
+        works = [final.work for final in finals]
+        return replace(
+            finals[0],
+            text=text,
+            language=next((final.language for final in finals if final.language), ""),
+            words=tuple(
+                replace(word, start=word.start + seconds(piece.offset), end=word.end + seconds(piece.offset))
+                for piece in self.pieces
+                for word in (piece.final.words if piece.final else ())
+            ),
+            avg_logprob=_mean([final.avg_logprob for final in finals]),
+            logprobs=tuple(pair for final in finals for pair in final.logprobs),
+            finish_reason=self.ran_away or "stop",
+            work=Work(
+                sum(work.encode_ns for work in works),
+                sum(work.prefill_ns for work in works),
+                sum(work.decode_ns for work in works),
+                sum(work.windows for work in works),
+                max(work.windows_listening for work in works),
+            ),
+        )
+
+
+def text_of(finals: Sequence[Final]) -> str:
+    """One after the other, with a space between where their script has spaces."""
     text = ""
-    for piece in pieces:
-        part = piece.final.text if piece.final else ""
-        text += separator(text, part) + part
+    for final in finals:
+        text += separator(text, final.text) + final.text
     return text
 
 
-def mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Sequence[float | None]) -> float | None:
     """Of those that are known; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -108,13 +108,13 @@ def test_whoever_hangs_up_meanwhile_leaves_nothing(engine: Qwen3Engine) -> None:
     stream = LiveStream("call", 0, 1, engine, accepts_prefix=True, options=options)
     for happening in (Begin(0, 0), Speech(0, sound), End(0, len(sound), "silence", ((0, len(sound)),), spoken=True)):
         stream.happen(happening, None)
-    while not stream.open[0].pieces:
+    while not stream.open[0].hearing.in_parts:
         for event in engine.step([row for row, _ in stream.rows()], 0):
             if not isinstance(event, Hypothesis | SequenceFailed):
                 stream.final(0, event)
     assert begun
     engine.step([row for row, _ in stream.rows()], 0)
-    parts = [piece.sequence for piece in stream.open[0].pieces]
+    parts = [piece.sequence for piece in stream.open[0].hearing.pieces]
     stream.cancel()
     assert all(part is not None and not part.ready for part in parts)
     assert not engine._table.calls
