@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.subtitles import srt, vtt
 from gateway.transcript import Transcript, joined_pieces
-from gateway.word_times import estimated_words
+from gateway.timed_text import estimated_words
 from shared.errors import BadRequest
 from shared.languages import language_name
 from shared.messages import SegmentDone, Word

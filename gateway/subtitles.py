@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from gateway.transcript import Transcript
-from gateway.word_times import Token, timed_tokens
+from gateway.timed_text import Token, timed_tokens
 from shared.scripts import separator
 
 MAX_COLUMNS = 42

@@ -26,6 +26,11 @@ _PUNCTUATION = (
 )
 """What such a text uses beside its letters, also without spaces."""
 
+VOWELS_BEFORE = frozenset("เแโใไເແໂໃໄ")
+"""Thai and Lao vowels that are written before the consonant that they follow."""
+SIGNS_AFTER = frozenset("ะาำๆฯະາຳໆ")
+"""Thai and Lao vowels and signs that go with the letter before them."""
+
 
 def separator(previous: str, following: str) -> str:
     """What stands between two texts: a space, or nothing where there is one or where both scripts write none.

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from shared.scripts import is_spaceless_letter
+from shared.scripts import SIGNS_AFTER, VOWELS_BEFORE, is_spaceless_letter
 from worker.engines.base import WordTime
 
 _DIGIT_WEIGHT = 3.0
@@ -25,10 +25,8 @@ _WORD_WEIGHT = 1.0
 _OPENING = frozenset({"Ps", "Pi"})
 _EXTENDING = frozenset({"Mn", "Me", "Mc", "Cf", "Sk", "Lm"})
 """Categories that go with the character before: marks, joiners, the sign that lengthens a kana."""
-_FOLLOWING = frozenset("ะาำๆฯະາຳໆぁぃぅぇぉゃゅょゎァィゥェォャュョヮ")
-"""Letters that go with the one before: Thai and Lao vowels and signs, small kana."""
-_LEADING_VOWELS = frozenset("เแโใไເແໂໃໄ")
-"""Thai and Lao vowels written before the consonant that they follow."""
+_FOLLOWING = SIGNS_AFTER | frozenset("ぁぃぅぇぉゃゅょゎァィゥェォャュョヮ")
+"""Letters that go with the one before; of kana the small ones."""
 
 
 def spread_words(text: str, regions: Sequence[tuple[float, float]]) -> tuple[WordTime, ...]:
@@ -114,7 +112,7 @@ def cut_units(chunk: str) -> list[str]:
 def _may_cut(before: str, char: str) -> bool:
     if char in _FOLLOWING or unicodedata.category(char) in _EXTENDING:
         return False
-    if before in _LEADING_VOWELS or unicodedata.category(before) == "Cf":
+    if before in VOWELS_BEFORE or unicodedata.category(before) == "Cf":
         return False
     return is_spaceless_letter(char) or is_spaceless_letter(before) or unicodedata.category(char) in _OPENING
 

@@ -14,15 +14,14 @@ from typing import NamedTuple
 
 from shared.messages import SegmentDone, Word
 from shared.pcm import SAMPLE_RATE
-from shared.scripts import is_spaceless
+from shared.scripts import SIGNS_AFTER, VOWELS_BEFORE, is_spaceless
 
 # Characters that must not begin a line, or end one, in scripts that may be broken anywhere: JIS X 4051's rule for
 # Japanese, its usual counterpart for Chinese, and the vowels that Thai and Lao write after or before their consonant.
-_NEVER_FIRST = frozenset(
+_NEVER_FIRST = SIGNS_AFTER | frozenset(
     "、。，．・：；？！‼⁇⁈⁉゛゜ヽヾゝゞ々〻ー）］｝〕〉》」』】〙〗〟’”｠»ぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶ…‥～％"
-    "ะาำๆฯຳະາໆ"
 )
-_NEVER_LAST = frozenset("（［｛〔〈《「『【〘〖〝‘“｟«เแโใไເແໂໃໄ")
+_NEVER_LAST = VOWELS_BEFORE | frozenset("（［｛〔〈《「『【〘〖〝‘“｟«")
 
 _WIDE = frozenset("WF")
 _NO_WIDTH = frozenset({"Mn", "Me", "Cf"})
