@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from gateway.subtitles import srt, vtt
-from gateway.transcript import Transcript, joined_pieces
 from gateway.timed_text import estimated_words
+from gateway.transcript import Transcript, joined_pieces
 from shared.errors import BadRequest
 from shared.languages import language_name
 from shared.messages import SegmentDone, Word

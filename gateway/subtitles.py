@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from gateway.transcript import Transcript
 from gateway.timed_text import Token, timed_tokens
+from gateway.transcript import Transcript
 from shared.scripts import separator
 
 MAX_COLUMNS = 42
