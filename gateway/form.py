@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from gateway.truth import truth
 from shared import errors
 from shared.languages import parse_language
 from shared.messages import FileOptions, RawAudio
@@ -39,8 +40,7 @@ MODEL_ALIASES = frozenset(
 
 MAX_KEYWORDS = 1000
 
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"", "false", "0", "no", "off", "none", "null"})
+_UNSET = frozenset({"", "none", "null"})
 _INDEXED = re.compile(r"\[\d*\]$")
 
 
@@ -194,9 +194,10 @@ def _temperature(value: str) -> float:
 
 def _flag(fields: Fields, name: str) -> bool:
     value = _last(fields, name).strip().lower()
-    if value not in _TRUE and value not in _FALSE:
+    meant = False if value in _UNSET else truth(value)
+    if meant is None:
         raise errors.BadRequest(f"{name} is neither true nor false: {value[:40]!r}.", param=name)
-    return value in _TRUE
+    return meant
 
 
 def _choice(value: str, choices: Sequence[str], param: str) -> str:

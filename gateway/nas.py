@@ -15,6 +15,7 @@ from starlette.routing import Route
 from gateway.reception import Reception, restart_headers
 from gateway.render import rendered
 from gateway.transcript import Transcript
+from gateway.truth import truth
 from gateway.upload import Form
 from shared.errors import BadRequest, Unsupported
 from shared.languages import language_name, parse_language
@@ -114,8 +115,9 @@ def _tsv(transcript: Transcript) -> str:
 
 
 def _raw(query: QueryParams) -> RawAudio | None:
-    return None if query.get("encode", "true").strip().lower() in {"true", "1", "yes", "on", ""} else _HEADERLESS
+    encode = query.get("encode", "").strip()
+    return None if not encode or truth(encode) else _HEADERLESS
 
 
 def _flag(query: QueryParams, name: str) -> bool:
-    return query.get(name, "").strip().lower() in {"true", "1", "yes", "on"}
+    return truth(query.get(name, "")) is True

@@ -17,6 +17,7 @@ from gateway.model import ServedModel
 from gateway.process import resident_bytes
 from gateway.streams.hub import Hub
 from gateway.supervisor import Supervisor
+from gateway.truth import truth
 from shared.errors import Conflict
 from shared.version import __version__
 
@@ -93,7 +94,7 @@ class Status:
     async def unload(self, request: Request) -> Response:
         """Drain and unload; ``?force=1`` ends the worker at once. Raises Conflict if a new request kept it."""
         resolve_model(request.path_params["model_id"], self._model.id)
-        force = request.query_params.get("force", "").lower() in {"1", "true", "yes"}
+        force = truth(request.query_params.get("force", "")) is True
         if not await self._supervisor.unload(force=force):
             raise Conflict("A new request took the worker back.", hint="Try again, or add ?force=1.")
         return json_response({"status": "unloaded"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from gateway.truth import truth
 from shared.errors import BadRequest
 
 Fields = Mapping[str, str]
@@ -13,9 +14,6 @@ MIN_RATE, MAX_RATE = 1_000, 768_000
 """Hz: what the decoder takes."""
 MAX_TEXT = 10_000
 """Characters of a prompt; more is cut by every model anyway."""
-
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
 
 
 def text(fields: Fields, name: str, limit: int = MAX_TEXT) -> str:
@@ -27,12 +25,11 @@ def text(fields: Fields, name: str, limit: int = MAX_TEXT) -> str:
 
 def flag(fields: Fields, name: str, *, default: bool) -> bool:
     """``true`` or ``false`` in any of their spellings; empty is the default."""
-    value = fields.get(name, "").strip().lower()
-    if not value:
-        return default
-    if value not in _TRUE and value not in _FALSE:
+    value = fields.get(name, "").strip()
+    meant = truth(value) if value else default
+    if meant is None:
         raise BadRequest(f"{name} is neither true nor false: {value[:40]!r}.", param=name)
-    return value in _TRUE
+    return meant
 
 
 def choice(fields: Fields, name: str, choices: Sequence[str]) -> str:

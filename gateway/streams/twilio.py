@@ -15,6 +15,7 @@ import msgspec
 from gateway.streams.calls import Call, Calls
 from gateway.streams.dialect import Audio, Effect, Finish, Hang, Open, close_code
 from gateway.streams.frame_order import FrameOrder
+from gateway.truth import truth
 from shared.errors import BadRequest, NapscribeError, UnsupportedAudio
 from shared.languages import parse_language
 from shared.messages import RawAudio
@@ -141,7 +142,8 @@ class Twilio:
         except BadRequest as error:
             wrong = error
         prompt = str(parameters.get("prompt", ""))[:MAX_PROMPT]
-        self._options = StreamOptions(audio, language=language, prompt=prompt, words=parameters.get("words") == "true")
+        words = truth(str(parameters.get("words", ""))) is True
+        self._options = StreamOptions(audio, language=language, prompt=prompt, words=words)
         self._call = self._calls.join(str(start.get("callSid") or self._stream_sid))
         self._call.publish(self._about("started", tracks=tracks))
         if wrong is not None:
