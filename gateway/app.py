@@ -20,27 +20,27 @@ from starlette.middleware import Middleware
 
 from gateway import console
 from gateway.address import url
+from gateway.answers.errors_http import HANDLERS, ErrorBoundary
 from gateway.auth import OPEN_PATHS, Guard, KeyRing
-from gateway.channel import Channel
 from gateway.context import RequestContext
-from gateway.dispatch import Dispatcher
-from gateway.errors_http import HANDLERS, ErrorBoundary
+from gateway.files.nas import Nas
+from gateway.files.reception import Limits, Reception
+from gateway.files.spool import Spool
+from gateway.files.transcriptions import Transcriptions
+from gateway.jobs.dispatch import Dispatcher
 from gateway.latency import LatencyLog
-from gateway.lifecycle import Phase, Policy
+from gateway.life.channel import Channel
+from gateway.life.lifecycle import Phase, Policy
+from gateway.life.process import worker_command
+from gateway.life.supervisor import Supervisor
 from gateway.model import ServedModel, aligner, served_model
-from gateway.nas import Nas
 from gateway.private_folder import PrivateFolder
-from gateway.process import worker_command
-from gateway.reception import Limits, Reception
 from gateway.reclaim import Reclaimer
-from gateway.spool import Spool
 from gateway.status import Status
 from gateway.streams.call_webhook import CallWebhook
 from gateway.streams.calls import Calls
 from gateway.streams.doors import Doors
 from gateway.streams.hub import Hub
-from gateway.supervisor import Supervisor
-from gateway.transcriptions import Transcriptions
 from shared import journal
 from shared.errors import NapscribeError, ShuttingDown
 from shared.journal import log

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors_http import response
+from gateway.answers.errors_http import response
 from shared.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health"})

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.dispatch import Dispatcher
-from gateway.form import resolve_model
-from gateway.lifecycle import Phase
+from gateway.files.form import resolve_model
+from gateway.jobs.dispatch import Dispatcher
+from gateway.life.lifecycle import Phase
+from gateway.life.process import resident_bytes
+from gateway.life.supervisor import Supervisor
 from gateway.model import ServedModel
-from gateway.process import resident_bytes
 from gateway.streams.hub import Hub
-from gateway.supervisor import Supervisor
 from gateway.truth import truth
 from shared.errors import Conflict
 from shared.version import __version__

@@ -18,12 +18,12 @@ def detector() -> BlockBuster:
     """Not yet active. Watches calls made by our modules on a running loop; procfs never waits for a device."""
     watch = BlockBuster(scanned_modules=WATCHED)
     for call in ("io.BufferedReader.read", "io.TextIOWrapper.read", "os.stat"):
-        watch.functions[call].can_block_in("gateway/process.py", "resident_bytes")
+        watch.functions[call].can_block_in("gateway/life/process.py", "resident_bytes")
         watch.functions[call].can_block_in("gateway/reclaim.py", "reclaim")
     for call in ("os.getcwd", "os.stat"):
         watch.functions[call].can_block_in("gateway/app.py", "serve")  # Granian's constructor, before it listens
     watch.functions["io.TextIOWrapper.write"].can_block_in("shared/journal.py", "log")
-    watch.functions["io.TextIOWrapper.write"].can_block_in("gateway/process.py", "_forward")
+    watch.functions["io.TextIOWrapper.write"].can_block_in("gateway/life/process.py", "_forward")
     return watch
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from gateway.process import resident_bytes
+from gateway.life.process import resident_bytes
 from tests.server import Server, serving
 
 RECORDING = Path(__file__).parent / "data" / "jfk.wav"

@@ -30,7 +30,7 @@ from worker.inbox import Bell, Inbox
 if TYPE_CHECKING:
     from worker.engines.base import Engine
     from worker.engines.registry import EngineOptions
-    from worker.happenings import Arrival, Happening
+    from worker.live.happenings import Arrival, Happening
     from worker.scheduler import Scheduler
 
 EXIT_BUG = 1
@@ -91,13 +91,13 @@ class WorkerProcess:
 
     def _connect(self, engine: Engine, capabilities: Capabilities) -> Scheduler:
         """Ears for files and for streams, and the scheduler between them and the engine. Raises ModelLoadFailed."""
+        from worker.audio.vad import load_vad
         from worker.cores import usable_cores
-        from worker.feeder import Feeder, audio_threads, read_ahead
-        from worker.live_audio import LiveAudio
-        from worker.reader import FileReaders, Readers
+        from worker.files.feeder import Feeder, audio_threads, read_ahead
+        from worker.files.reader import FileReaders, Readers
+        from worker.files.segments import SegmentPolicy
+        from worker.live.audio import LiveAudio
         from worker.scheduler import Scheduler
-        from worker.segments import SegmentPolicy
-        from worker.vad import load_vad
 
         vad = load_vad()
         policy = SegmentPolicy.up_to(capabilities.max_segment_s)
@@ -107,7 +107,7 @@ class WorkerProcess:
         here, fast = FileReaders(vad, policy), capabilities.device not in {"", "cpu"}
 
         def child() -> Readers:
-            from worker.reader_process import ReaderProcess
+            from worker.files.reader_process import ReaderProcess
 
             return ReaderProcess(policy)
 
@@ -159,8 +159,8 @@ def _end_with(died: threading.ExceptHookArgs) -> None:
 def _import_hearing() -> None:
     """Decoders and ONNX Runtime take a third of a second to import. A failure shows where they are used."""
     with contextlib.suppress(Exception):
-        importlib.import_module("worker.feeder")
-        importlib.import_module("worker.live_audio")
+        importlib.import_module("worker.files.feeder")
+        importlib.import_module("worker.live.audio")
 
 
 def _engine_options(arguments: argparse.Namespace, wake: Callable[[], None]) -> EngineOptions:

@@ -9,10 +9,10 @@ import numpy as np
 
 from shared.pcm import SAMPLE_RATE, seconds
 from shared.scripts import separator
+from worker.audio.quiet import quiet_middle
 from worker.engines.base import Audio, EngineSequence, Final, Work
-from worker.quiet import quiet_middle
-from worker.rejoin import continued
-from worker.repetition import collapse_repetitions, collapse_word_runs
+from worker.text.rejoin import continued
+from worker.text.repetition import collapse_repetitions, collapse_word_runs
 
 SPLIT_SECONDS = 4.0
 """A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""

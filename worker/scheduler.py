@@ -17,10 +17,10 @@ from shared.messages import Cancel, Capabilities, Command, Event, Failed, Lane, 
 from shared.recorder import Recorder, Slot
 from shared.streams import StreamDone
 from worker.engines.base import Engine, EngineEvent, EngineSequence, Hypothesis, SequenceFailed
-from worker.feeder import Feeder
-from worker.file_job import FileJob
-from worker.happenings import Arrival, Happening, Opened, Released
-from worker.live_stream import LiveStream
+from worker.files.feeder import Feeder
+from worker.files.file_job import FileJob
+from worker.live.happenings import Arrival, Happening, Opened, Released
+from worker.live.stream import LiveStream
 from worker.pieces import Piece
 
 EARLY_CANCELS = 1024

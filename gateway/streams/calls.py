@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from gateway import sse
-from gateway.event_stream import EventStream
+from gateway.answers import sse
+from gateway.answers.event_stream import EventStream
 from shared.errors import BadRequest, SlowReader, TooManyStreams
 
 MAX_CALLS = 2_048

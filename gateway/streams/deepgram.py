@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 from starlette.datastructures import QueryParams
 
-from gateway.form import resolve_model
+from gateway.files.form import resolve_model
 from gateway.streams.deepgram_query import FAMILIES, Request, bounded, parse
 from gateway.streams.dialect import Audio, Effect, EndUtterance, Finish, Hang, Open, Say, Update
 from gateway.streams.live import PcmClock

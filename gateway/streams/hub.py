@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import time
 
-from gateway.channel import Channel
 from gateway.latency import LatencyLog
+from gateway.life.channel import Channel
+from gateway.life.supervisor import Lease, Supervisor, Worker
 from gateway.streams.live import LiveStream
-from gateway.supervisor import Lease, Supervisor, Worker
 from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed, from_code
 from shared.journal import log
 from shared.languages import require_spoken

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.form import resolve_model
+from gateway.files.form import resolve_model
 from gateway.latency import stages_ms
 from gateway.streams import query
 from gateway.streams.dialect import Audio, Clear, Effect, EndUtterance, Finish, Hang, Open, Say, close_code

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.errors_http import error_type
+from gateway.answers.errors_http import error_type
 from gateway.streams.dialect import Audio, Clear, Effect, EndUtterance, Hang, Open, Say, Update, close_code
 from gateway.streams.openai_session import Session, served_name
 from gateway.streams.openai_turns import Message, Turns

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.form import MAX_KEYWORDS, resolve_model
+from gateway.files.form import MAX_KEYWORDS, resolve_model
 from shared.errors import BadRequest
 from shared.languages import parse_language
 from shared.messages import RawAudio

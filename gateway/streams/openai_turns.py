@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.errors_http import envelope
+from gateway.answers.errors_http import envelope
 from shared.errors import NapscribeError
 from shared.pcm import SAMPLE_RATE, seconds
 from shared.scripts import separator

@@ -11,8 +11,8 @@ from typing import Any
 from starlette.types import Receive
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from gateway.answers.errors_http import response, unexpected
 from gateway.context import new_request_id
-from gateway.errors_http import response, unexpected
 from gateway.streams.dialect import Audio, Clear, Dialect, Effect, EndUtterance, Finish, Hang, Open, Say, Update
 from gateway.streams.hub import Hub
 from gateway.streams.live import LiveStream

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from gateway.answers.errors_http import unexpected
 from gateway.context import new_request_id
-from gateway.errors_http import unexpected
 from gateway.model import ServedModel
 from gateway.streams.dialect import Audio, Finish, Open
 from gateway.streams.hub import Hub

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.app import Gateway
-from gateway.lifecycle import Phase
+from gateway.life.lifecycle import Phase
 from shared.streams import AudioCleared, Partial, SpeechStarted, SpeechStopped, UtteranceDelta, UtteranceFinal
 from tests.chaos.conftest import Call, open_call
 from tests.speech import clip, join, transcripts, without_pauses, word_errors

@@ -11,7 +11,7 @@ from tests.clients.pace import s16, speech_only
 from tests.clients.test_live_native import BYTES_PER_SECOND, FIRST, MODEL, SECOND, file_text, talking, tells_of
 from tests.server import Server
 from tests.speech import clip
-from worker.playout import STALL_NS
+from worker.live.playout import STALL_NS
 
 STALL_SECONDS = STALL_NS / 1e9
 

@@ -10,11 +10,11 @@ import pytest
 from shared.messages import Lane
 from tests.server import Server
 from tests.speech import DATA, NAMES, Audio, clip, encode, transcripts, wav, word_errors
-from worker.decode import AudioFile
+from worker.audio.decode import AudioFile
+from worker.audio.vad import SileroVad
 from worker.engines.base import Final, SequenceRequest
 from worker.engines.embedded import EmbeddedEngine
-from worker.segments import Segmenter, SegmentPolicy
-from worker.vad import SileroVad
+from worker.files.segments import Segmenter, SegmentPolicy
 
 ALLOWED = 2
 """Word errors over all clips together that decoding and encoding may add."""

@@ -34,7 +34,7 @@ from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sampling import Chosen
 from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
 from worker.engines.qwen3.vocabulary import Vocabulary
-from worker.stabilizer import Stabilizer
+from worker.text.stabilizer import Stabilizer
 
 hugging: Any = transformers
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.channel import Channel
-from gateway.dispatch import Dispatcher
-from gateway.file_job import FileJob
-from gateway.lifecycle import Phase, Policy
+from gateway.jobs.dispatch import Dispatcher
+from gateway.jobs.file_job import FileJob
+from gateway.life.channel import Channel
+from gateway.life.lifecycle import Phase, Policy
+from gateway.life.process import worker_command
+from gateway.life.supervisor import Lease, Supervisor
 from gateway.private_folder import PrivateFolder
-from gateway.process import worker_command
-from gateway.supervisor import Lease, Supervisor
 from shared.messages import Delta, Event, Failed, FileDone, FileOptions, Lane, SegmentDone
 
 FAST = Policy(idle_s=60, start_stall_s=10, stop_s=0.3, cooldown_s=0.05, cooldown_max_s=0.2)

@@ -9,7 +9,7 @@ import pytest
 
 INHERITING = """
 import asyncio, ctypes, os, sys
-from gateway.process import WorkerProcess
+from gateway.life.process import WorkerProcess
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0

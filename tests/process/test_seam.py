@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import channel, supervisor
-from gateway.file_job import FileJob
-from gateway.lifecycle import Phase, Policy
-from gateway.process import WorkerProcess
-from gateway.supervisor import Lease
+from gateway.jobs.file_job import FileJob
+from gateway.life import channel, supervisor
+from gateway.life.lifecycle import Phase, Policy
+from gateway.life.process import WorkerProcess
+from gateway.life.supervisor import Lease
 from shared.errors import (
     Cancelled,
     ModelLoadFailed,

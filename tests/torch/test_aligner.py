@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.timed_text import timed_tokens
+from gateway.answers.timed_text import timed_tokens
 from shared.errors import AudioTooLong
 from shared.messages import SegmentDone, Word
 from tests.torch.checkpoints import build_aligner

@@ -13,12 +13,12 @@ from shared.wire import RawAudio
 from tests.torch.running import Reference, drive, finals, noise, read_audio, start
 from tests.torch.test_live import loud_start, update
 from tests.torch.test_samples import WAVES, said
-from worker.endpointing import Begin, End, Speech
 from worker.engines.base import Audio, Hypothesis
 from worker.engines.qwen3.border import border
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import LIVE_HOP
-from worker.live_stream import LiveStream
+from worker.live.endpointing import Begin, End, Speech
+from worker.live.stream import LiveStream
 
 pytestmark = pytest.mark.torch
 

@@ -20,10 +20,10 @@ from tests.torch.test_samples import WAVES, said
 from worker.engines.base import Audio, EngineSequence
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import Qwen3Sequence
-from worker.feeder import Feeder
-from worker.file_job import FileJob
+from worker.files.feeder import Feeder
+from worker.files.file_job import FileJob
+from worker.files.segments import Segment
 from worker.scheduler import Scheduler
-from worker.segments import Segment
 
 pytestmark = pytest.mark.torch
 

@@ -14,10 +14,10 @@ from tests.torch.running import read_audio
 from tests.torch.test_runaway_files import LONG, SHORT, lose_itself
 from tests.torch.test_runaways import loops
 from tests.torch.test_samples import said
-from worker.endpointing import Begin, End, Speech
 from worker.engines.base import Audio, Hypothesis, SequenceFailed
 from worker.engines.qwen3.engine import Qwen3Engine
-from worker.live_stream import LiveStream
+from worker.live.endpointing import Begin, End, Speech
+from worker.live.stream import LiveStream
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission import Lanes
+from gateway.jobs.admission import Lanes
 from shared.errors import QueueFull
 from shared.messages import Lane
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from gateway.answers.errors_http import ErrorBoundary
 from gateway.auth import Guard, KeyRing, credentials_from_headers
-from gateway.errors_http import ErrorBoundary
 from tests.serving import serving
 
 KEYS = ("sk-first", "sk-zwölf-ключ", "sk-third")

@@ -16,8 +16,8 @@ import pytest
 from shared.errors import AudioTooLong, BadRequest, EmptyAudio, NapscribeError, UnsupportedAudio
 from shared.messages import RawAudio
 from tests.speech import DATA, RATE, Audio, clip, encode, resample, silence, wav
-from worker import decode, pcm
-from worker.decode import AudioFile, PcmDecoder, decode_stream
+from worker.audio import decode, pcm
+from worker.audio.decode import AudioFile, PcmDecoder, decode_stream
 
 SENTENCE = "librivox-0880"
 

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.streams import Endpointing, OpenUtterance
-from worker.endpointing import TAIL_SAMPLES, Action, Begin, End, Endpointer, Pause, Speech
-from worker.vad import FRAME
+from worker.audio.vad import FRAME
+from worker.live.endpointing import TAIL_SAMPLES, Action, Begin, End, Endpointer, Pause, Speech
 
 RULES = Endpointing()
 SPEECH, SILENCE = 0.9, 0.02

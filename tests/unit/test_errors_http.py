@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.errors_http import HANDLERS, ErrorBoundary, envelope, response
+from gateway.answers.errors_http import HANDLERS, ErrorBoundary, envelope, response
 from shared import errors
 from tests.serving import serving
 

@@ -13,13 +13,13 @@ import pytest
 from shared.messages import FileOptions, Lane, TranscribeFile
 from shared.recorder import AUDIO_THREADS, Recorder
 from tests.speech import DATA, RATE, encode, recital, wav
-from worker.decode import AudioFile
-from worker.feeder import Feeder, audio_threads, read_ahead
-from worker.file_job import FileJob
+from worker.audio.decode import AudioFile
+from worker.audio.vad import SileroVad
+from worker.files.feeder import Feeder, audio_threads, read_ahead
+from worker.files.file_job import FileJob
+from worker.files.reader import FileReaders, Readers
+from worker.files.segments import Segment, Segmenter, SegmentPolicy
 from worker.inbox import Bell
-from worker.reader import FileReaders, Readers
-from worker.segments import Segment, Segmenter, SegmentPolicy
-from worker.vad import SileroVad
 
 VAD = SileroVad()
 POLICY = SegmentPolicy(max_s=4.0, aim_s=3.0)

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from openai.types import AudioModel
 
-from gateway.form import MAX_KEYWORDS, MODEL_ALIASES, TranscriptionRequest, parse_request, resolve_model
+from gateway.files.form import MAX_KEYWORDS, MODEL_ALIASES, TranscriptionRequest, parse_request, resolve_model
 from shared import errors
 from shared.messages import RawAudio
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.streams.live import PcmClock
 from shared.wire import RawAudio
 from tests.speech import Audio
-from worker.live_decode import G729Decoder, live_decoder
+from worker.live.decode import G729Decoder, live_decoder
 
 AUDIO = RawAudio("g729", 8_000, 1)
 FRAMES = np.random.default_rng(29).bytes(1000)

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from gateway.channel import Channel
+from gateway.life.channel import Channel
+from gateway.life.supervisor import Supervisor
 from gateway.streams.hub import Hub
 from gateway.streams.live import LiveStream
-from gateway.supervisor import Supervisor
 from shared.errors import TooManyStreams
 from shared.streams import StreamOptions
 from shared.wire import RawAudio

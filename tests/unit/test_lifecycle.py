@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.lifecycle import (
+from gateway.life.lifecycle import (
     Acquire,
     AnnounceLost,
     AnnounceReady,

@@ -15,13 +15,13 @@ from shared.recorder import Recorder
 from shared.streams import ClearAudio, OpenStream, OpenUtterance, StreamAudio, StreamOptions
 from tests.clients.pace import s16
 from tests.speech import clip
-from worker import live_audio
-from worker.ear import MAX_PENDING_SAMPLES
-from worker.endpointing import Begin, End
-from worker.happenings import Arrival, Cleared, Happening
-from worker.live_audio import LiveAudio
-from worker.playout import Playout
-from worker.vad import load_vad
+from worker.audio.vad import load_vad
+from worker.live import audio as live_audio
+from worker.live.audio import LiveAudio
+from worker.live.ear import MAX_PENDING_SAMPLES
+from worker.live.endpointing import Begin, End
+from worker.live.happenings import Arrival, Cleared, Happening
+from worker.live.playout import Playout
 
 CAPABILITIES = Capabilities("e", "m", ("en",), 8, 8, False, False, False, "none", 30.0, 60.0)
 SPEECH = StreamOptions(RawAudio("s16le", 16_000, 1))
@@ -63,8 +63,8 @@ class Ears:
 
 def test_a_decoder_that_fails_when_its_stream_stalls_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been busy for so long that its failure is first seen then."""
-    monkeypatch.setattr("worker.playout.STALL_NS", 100_000_000)
-    monkeypatch.setattr("worker.playout.LEAD_NS", 0)
+    monkeypatch.setattr("worker.live.playout.STALL_NS", 100_000_000)
+    monkeypatch.setattr("worker.live.playout.LEAD_NS", 0)
     ears, sound = Ears(), s16(clip("librivox-0880"))
     ears.open("bad")
     ears.open("good")
@@ -73,7 +73,7 @@ def test_a_decoder_that_fails_when_its_stream_stalls_fails_alone(monkeypatch: py
         raise UnsupportedAudio("It cannot be decoded.")
 
     with monkeypatch.context() as broken:
-        broken.setattr("worker.live_decode.PcmStream.settle", settle)
+        broken.setattr("worker.live.decode.PcmStream.settle", settle)
         ears.say("bad", sound[:64_000])
         assert isinstance(ears.until("bad", UnsupportedAudio), UnsupportedAudio)
     ears.say("good", sound[:64_000])
@@ -121,8 +121,8 @@ def test_more_audio_at_once_than_anybody_listens_to_is_refused() -> None:
 
 def test_who_sees_a_stall_too_late_waits_for_what_may_be_in_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread stands still for as long as the client may, and a second more."""
-    monkeypatch.setattr("worker.playout.STALL_NS", 200_000_000)
-    monkeypatch.setattr("worker.playout.LEAD_NS", 0)
+    monkeypatch.setattr("worker.live.playout.STALL_NS", 200_000_000)
+    monkeypatch.setattr("worker.live.playout.LEAD_NS", 0)
     monkeypatch.setattr(live_audio, "GRACE_NS", 10_000_000_000)
     add = Playout.add
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.playout import LEAD_NS, STALL_NS, Playout
+from worker.live.playout import LEAD_NS, STALL_NS, Playout
 
 SECOND = 1_000_000_000
 

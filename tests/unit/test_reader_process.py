@@ -20,9 +20,9 @@ from shared.errors import EmptyAudio, EngineFailed, NapscribeError, UnsupportedA
 from shared.messages import FileOptions, Lane, RawAudio, TranscribeFile
 from tests.speech import DATA, RATE, recital, wav
 from tests.unit.test_feeder import AHEAD, POLICY, VAD, Bench, keys
-from worker.reader import FileReader, FileReaders, Reader, Readers, ReadersGone
-from worker.reader_process import STRETCH_SAMPLES, NoReader, ReaderProcess, RemoteReader
-from worker.segments import Segment
+from worker.files.reader import FileReader, FileReaders, Reader, Readers, ReadersGone
+from worker.files.reader_process import STRETCH_SAMPLES, NoReader, ReaderProcess, RemoteReader
+from worker.files.segments import Segment
 
 CLIP = DATA / "librivox-0880.mp3"
 
@@ -206,7 +206,7 @@ def test_a_child_that_hangs_in_its_start_is_none(monkeypatch: pytest.MonkeyPatch
     hangs.write_text("#!/bin/sh\nexec sleep 600\n")
     hangs.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(hangs))
-    monkeypatch.setattr("worker.reader_process.START_SECONDS", 0.3)
+    monkeypatch.setattr("worker.files.reader_process.START_SECONDS", 0.3)
     with pytest.raises(NoReader, match="does not start"):
         ReaderProcess(POLICY)
 
@@ -214,7 +214,7 @@ def test_a_child_that_hangs_in_its_start_is_none(monkeypatch: pytest.MonkeyPatch
 def test_a_child_ends_with_its_worker() -> None:
     code = (
         "import os, sys, time\nfrom tests.unit.test_feeder import POLICY\n"
-        "from worker.reader_process import ReaderProcess\n"
+        "from worker.files.reader_process import ReaderProcess\n"
         "print(ReaderProcess(POLICY).pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:

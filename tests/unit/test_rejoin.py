@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.rejoin import continued
+from worker.text.rejoin import continued
 
 SENTENCE = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "and"]), max_size=12).map(" ".join)
 

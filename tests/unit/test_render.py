@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.audio import Transcription, TranscriptionVerbose
 
-from gateway.form import RESPONSE_FORMATS
-from gateway.render import render, rendered, usage
-from gateway.transcript import TextStream, Transcript, join_text
+from gateway.answers.render import render, rendered, usage
+from gateway.answers.transcript import TextStream, Transcript, join_text
+from gateway.files.form import RESPONSE_FORMATS
 from shared.errors import BadRequest, ProtocolError
 from shared.messages import Delta, SegmentDone, Word
 from shared.scripts import separator

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.speech import transcripts
-from worker.repetition import (
+from worker.text.repetition import (
     MAX_PERIOD,
     RUN_ITEMS,
     Run,

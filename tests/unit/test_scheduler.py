@@ -12,13 +12,13 @@ import pytest
 from shared.messages import Event, Failed, FileDone, FileOptions, Lane, TranscribeFile
 from shared.recorder import Recorder
 from tests.speech import DATA
+from worker.audio.vad import load_vad
 from worker.engines.scripted import ScriptedEngine
-from worker.feeder import Feeder, read_ahead
+from worker.files.feeder import Feeder, read_ahead
+from worker.files.reader import FileReaders
+from worker.files.segments import SegmentPolicy
 from worker.inbox import Bell
-from worker.reader import FileReaders
 from worker.scheduler import Scheduler
-from worker.segments import SegmentPolicy
-from worker.vad import load_vad
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from shared.messages import Lane
 from tests.speech import NAMES, RATE, Audio, clip, join, recital, silence, transcripts, wav, without_pauses, word_errors
-from worker.decode import AudioFile
+from worker.audio.decode import AudioFile
+from worker.audio.vad import FRAME, SileroVad, VadState
 from worker.engines.base import Final, SequenceRequest
 from worker.engines.embedded import EmbeddedEngine
-from worker.segments import BLOCK_FRAMES, Segment, Segmenter, SegmentPolicy
-from worker.vad import FRAME, SileroVad, VadState
+from worker.files.segments import BLOCK_FRAMES, Segment, Segmenter, SegmentPolicy
 
 VAD = SileroVad()
 SHORT = SegmentPolicy(max_s=4.0, aim_s=3.0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.spool import BATCH_BYTES, BUFFER_BYTES, Spool, filesystem_type
+from gateway.files.spool import BATCH_BYTES, BUFFER_BYTES, Spool, filesystem_type
 from shared import errors
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def other_gateway(directory: Path, then: str) -> subprocess.Popen[bytes]:
     """Another process with a spool in ``directory`` and a file in it; says so on its standard output."""
     code = (
         "import asyncio, pathlib, sys, os\n"
-        "from gateway.spool import Spool\n"
+        "from gateway.files.spool import Spool\n"
         f"spool = Spool(pathlib.Path({str(directory)!r}), 1 << 20)\n"
         "async def fill():\n"
         "    file = spool.create()\n"

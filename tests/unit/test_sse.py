@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from gateway import sse
+from gateway.answers import sse
 from shared import errors
 from tests.serving import serving
 

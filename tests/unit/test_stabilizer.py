@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.stabilizer import Stabilizer, pieces
+from worker.text.stabilizer import Stabilizer, pieces
 
 
 def test_agreed_words_are_said_but_for_the_last() -> None:

@@ -15,9 +15,9 @@ import webvtt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.subtitles import MAX_COLUMNS, MAX_LINES, MAX_MS, Cue, cues, srt, vtt
-from gateway.timed_text import break_word, estimated_words
-from gateway.transcript import Transcript
+from gateway.answers.subtitles import MAX_COLUMNS, MAX_LINES, MAX_MS, Cue, cues, srt, vtt
+from gateway.answers.timed_text import break_word, estimated_words
+from gateway.answers.transcript import Transcript
 from shared.messages import SegmentDone, Word
 
 SPEECH = Path(__file__).parents[1] / "data" / "transcripts.json"

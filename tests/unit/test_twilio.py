@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from gateway.errors_http import HANDLERS
+from gateway.answers.errors_http import HANDLERS
 from gateway.streams import call_webhook, calls, twilio_signature
 from gateway.streams.call_webhook import CallWebhook
 from gateway.streams.calls import Call, Calls

@@ -22,9 +22,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from gateway.errors_http import HANDLERS, ErrorBoundary
-from gateway.spool import Spool, SpoolFile
-from gateway.upload import MAX_FIELDS, MAX_FIELDS_BYTES, Form, receive_body, receive_form
+from gateway.answers.errors_http import HANDLERS, ErrorBoundary
+from gateway.files.spool import Spool, SpoolFile
+from gateway.files.upload import MAX_FIELDS, MAX_FIELDS_BYTES, Form, receive_body, receive_form
 from shared import errors
 from tests.serving import serving
 

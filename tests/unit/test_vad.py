@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.speech import NAMES, Audio, clip, silence
-from worker.vad import ASSETS, CONTEXT, FRAME, SileroVad, VadState
+from worker.audio.vad import ASSETS, CONTEXT, FRAME, SileroVad, VadState
 
 PACKAGE = importlib.util.find_spec("silero_vad")
 needs_package = pytest.mark.skipif(
@@ -65,7 +65,7 @@ print(json.dumps(out))
 @pytest.mark.torch
 def test_nobody_is_told_that_it_runs(tmp_path: Path) -> None:
     """ONNX Runtime writes an identity and a queue of reports into the home folder, unless it is switched off."""
-    code = "from worker.vad import load_vad; load_vad()"
+    code = "from worker.audio.vad import load_vad; load_vad()"
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_DATA_HOME": str(tmp_path / "data")}
     subprocess.run([sys.executable, "-c", code], check=True, env={**environment, **home}, timeout=60)
@@ -192,7 +192,7 @@ def test_frames_of_a_wrong_shape(vad: SileroVad, wrong: Audio) -> None:
 
 def test_torch_is_not_imported() -> None:
     code = (
-        "import sys, numpy as np; from worker.vad import *;"
+        "import sys, numpy as np; from worker.audio.vad import *;"
         "v = SileroVad(); v.sequence(VadState(), np.zeros((3, FRAME), np.float32));"
         "v.probabilities([VadState()], np.zeros((1, FRAME), np.float32));"
         "print(sorted(m for m in ('torch', 'silero_vad', 'transformers') if m in sys.modules))"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.speech import transcripts
-from worker.word_times import split_words, spread_words
+from worker.text.word_times import split_words, spread_words
 
 TEXTS = st.one_of(
     st.text(max_size=60),

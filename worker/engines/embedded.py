@@ -39,7 +39,7 @@ from worker.engines.base import (
     SequenceFailed,
     SequenceRequest,
 )
-from worker.repetition import collapse_repetitions, collapse_word_runs
+from worker.text.repetition import collapse_repetitions, collapse_word_runs
 
 MODEL_ID = "moonshine-tiny-en"
 MAX_SEGMENT_S = 10.0

@@ -40,7 +40,7 @@ from worker.engines.base import (
     WordTime,
 )
 from worker.engines.tones import Heard, begins_with_tones, hear, scripted_audio
-from worker.repetition import RunDetector
+from worker.text.repetition import RunDetector
 
 __all__ = ["ScriptedEngine", "ScriptedOptions", "ScriptedSequence", "clock_word", "scripted_audio"]
 

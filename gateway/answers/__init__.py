@@ -1,0 +1,1 @@
+"""What goes out: transcripts in every format, event streams, errors."""

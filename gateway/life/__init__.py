@@ -1,0 +1,1 @@
+"""The worker's life: when it runs (``lifecycle``), who makes it so (``supervisor``), its process, the channel to it."""

@@ -1,0 +1,1 @@
+"""Calls, from bytes to utterances (``ear``, ``endpointing``) and from hypotheses to events (``stream``)."""
