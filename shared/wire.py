@@ -34,7 +34,12 @@ class RawAudio(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Word(msgspec.Struct, frozen=True, array_like=True):
+    """A word with its place in seconds: on the wire from the start of the recording, inside the worker of a sequence's audio."""
+
     text: str
     start: float
-    """Seconds from the start of the recording."""
     end: float
+
+    def later(self, by: float) -> Word:
+        """The same word in audio that has ``by`` seconds before this."""
+        return Word(self.text, self.start + by, self.end + by)

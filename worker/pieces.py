@@ -10,7 +10,8 @@ import numpy as np
 from shared.pcm import SAMPLE_RATE, seconds
 from shared.scripts import separator
 from worker.audio.quiet import quiet_middle
-from worker.engines.base import Audio, EngineSequence, Final, Work
+from worker.audio.samples import Audio
+from worker.engines.base import EngineSequence, Final, Work
 from worker.text.rejoin import continued
 from worker.text.repetition import collapse_repetitions, collapse_word_runs
 
@@ -105,7 +106,7 @@ class Hearing:
             text=text,
             language=next((final.language for final in finals if final.language), ""),
             words=tuple(
-                replace(word, start=word.start + seconds(piece.offset), end=word.end + seconds(piece.offset))
+                word.later(seconds(piece.offset))
                 for piece in self.pieces
                 for word in (piece.final.words if piece.final else ())
             ),

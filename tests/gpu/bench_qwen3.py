@@ -25,7 +25,8 @@ import transformers
 
 from shared.messages import Lane
 from tests.torch.checkpoints import byte_tokenizer, save
-from worker.engines.base import Audio, SequenceRequest
+from worker.audio.samples import Audio
+from worker.engines.base import SequenceRequest
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.layout import Piece
 from worker.engines.qwen3.sampling import Chosen, Landing

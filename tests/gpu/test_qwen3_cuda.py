@@ -12,7 +12,8 @@ import pytest
 
 from shared.messages import Lane
 from tests.gpu.marks import NEEDS_CUDA, torch
-from worker.engines.base import Audio, Final, SequenceRequest
+from worker.audio.samples import Audio
+from worker.engines.base import Final, SequenceRequest
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.timeout(300)]
 
@@ -103,6 +104,30 @@ def test_graphs_equal_plain_launches(dtype: str) -> None:
     assert texts(recorded) == texts(plain)
     recorded.close()
     plain.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_every_verdict_is_right_whatever_happens_to_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """Passes that are launched ahead, recorded lines and drafts all leave the ids behind that the next one looks back at."""
+    from tests.torch.checkpoints import build_random
+    from tests.torch.watching import any_life, watch_verdicts
+    from worker.engines.qwen3.engine import Qwen3Engine
+
+    engine = Qwen3Engine(
+        str(build_random(tmp_path, gain=1.9)), device="cuda", dtype=torch.float32, max_slots=4, graphs=graphs
+    )
+    engine.load(lambda phase, fraction: None)
+    assert engine.decoder.fused
+    assert engine._forward.recorded == graphs
+    seen = watch_verdicts(monkeypatch, engine)
+    for seed in range(3):
+        any_life(engine, seed)
+    engine.close()
+    assert sum(count for verdict, count in seen.items() if verdict > 0) > 5
+    assert seen[-1] > 5
+    assert seen[0] > 200
 
 
 def test_bf16_agrees_wherever_the_margin_is_clear(capsys: pytest.CaptureFixture[str]) -> None:

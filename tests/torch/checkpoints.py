@@ -18,16 +18,20 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
 PLAIN = ["<asr_text>", "<timestamp>"]
+GAIN = 3.0
 
 hugging: Any = transformers
 
 
-def build_random(folder: Path, *, seed: int = 0) -> Path:
-    """A checkpoint of some 200,000 random parameters in the native layout; byte tokens, the real special tokens."""
+def build_random(folder: Path, *, seed: int = 0, gain: float = GAIN) -> Path:
+    """A checkpoint of some 200,000 random parameters in the native layout; byte tokens, the real special tokens.
+
+    ``gain``: of a linear layer's output over its input. Below 2 the answers fall into short loops.
+    """
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer()
     model = hugging.Qwen3ASRForConditionalGeneration(_config(tokenizer)).eval()
-    _make_vivid(model, tokenizer)
+    _make_vivid(model, tokenizer, gain)
     save(model, tokenizer, folder)
     return folder
 
@@ -151,7 +155,7 @@ def _config(tokenizer: Any) -> Any:
     )
 
 
-def _make_vivid(model: Any, tokenizer: Any) -> None:
+def _make_vivid(model: Any, tokenizer: Any, gain: float = GAIN) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "embed_tokens" in name:
@@ -160,11 +164,9 @@ def _make_vivid(model: Any, tokenizer: Any) -> None:
                 weight[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= END_FACTOR
             elif weight.dim() > 1:
                 fan_in = weight[0].numel()
-                weight.normal_(0.0, GAIN / fan_in**0.5)
+                weight.normal_(0.0, gain / fan_in**0.5)
 
 
-GAIN = 3.0
-"""Of a linear layer's output over its input. Below 2 the answers fall into short loops."""
 END_FACTOR = 1.3
 
 

@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from shared.messages import Lane
-from worker.engines.base import Audio, EngineEvent, Final, SequenceFailed, SequenceRequest
+from worker.audio.samples import Audio
+from worker.engines.base import EngineEvent, Final, SequenceFailed, SequenceRequest
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import Qwen3Sequence
 

@@ -10,7 +10,8 @@ import torch
 
 from shared.messages import Lane
 from tests.torch.running import Reference, drive, finals, noise, start
-from worker.engines.base import Audio, EngineEvent, Final
+from worker.audio.samples import Audio
+from worker.engines.base import EngineEvent, Final
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable

@@ -13,7 +13,8 @@ from shared.wire import RawAudio
 from tests.torch.running import Reference, drive, finals, noise, read_audio, start
 from tests.torch.test_live import loud_start, update
 from tests.torch.test_samples import WAVES, said
-from worker.engines.base import Audio, Hypothesis
+from worker.audio.samples import Audio
+from worker.engines.base import Hypothesis
 from worker.engines.qwen3.border import border
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import LIVE_HOP

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.torch.running import Reference, noise
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
 from worker.engines.qwen3.checkpoint import open_checkpoint

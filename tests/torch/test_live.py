@@ -8,7 +8,8 @@ import pytest
 from shared.messages import Lane
 from tests.torch.running import Reference, drive, finals, noise, read_audio, start
 from tests.torch.test_samples import WAVES, said
-from worker.engines.base import Audio, EngineEvent, Hypothesis
+from worker.audio.samples import Audio
+from worker.engines.base import EngineEvent, Hypothesis
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence

@@ -17,7 +17,8 @@ from shared.recorder import Recorder
 from tests.torch.running import read_audio
 from tests.torch.test_runaways import loops
 from tests.torch.test_samples import WAVES, said
-from worker.engines.base import Audio, EngineSequence
+from worker.audio.samples import Audio
+from worker.engines.base import EngineSequence
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.files.feeder import Feeder

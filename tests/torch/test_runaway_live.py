@@ -14,7 +14,8 @@ from tests.torch.running import read_audio
 from tests.torch.test_runaway_files import LONG, SHORT, lose_itself
 from tests.torch.test_runaways import loops
 from tests.torch.test_samples import said
-from worker.engines.base import Audio, Hypothesis, SequenceFailed
+from worker.audio.samples import Audio
+from worker.engines.base import Hypothesis, SequenceFailed
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.live.endpointing import Begin, End, Speech
 from worker.live.stream import LiveStream

@@ -15,7 +15,7 @@ from torch import Tensor
 from shared.errors import AudioTooLong, EngineFailed, OutOfMemory
 from tests.torch.running import drive, finals, noise, read_audio, start
 from tests.torch.test_samples import WAVES, said
-from tests.torch.test_verdicts import period_of
+from tests.torch.watching import period_of
 from worker.engines.base import EngineSequence, Final, SequenceFailed
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine

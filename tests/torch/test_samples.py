@@ -11,7 +11,8 @@ import pytest
 from shared.messages import Lane
 from tests.torch.conftest import TRAINED
 from tests.torch.running import Reference, drive, finals, noise, read_audio, start, transcribe
-from worker.engines.base import Audio, Hypothesis
+from worker.audio.samples import Audio
+from worker.engines.base import Hypothesis
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import Qwen3Sequence
 

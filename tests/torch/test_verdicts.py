@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from worker.engines.qwen3.guard import MAX_PERIOD, span_of_runaway
+from tests.torch.checkpoints import build_random
+from tests.torch.running import loaded
+from tests.torch.watching import any_life, period_of, watch_verdicts
+from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.guard import MAX_PERIOD
 from worker.engines.qwen3.verdicts import ENDS, GOES_ON, Verdicts
 
 pytestmark = pytest.mark.torch
@@ -30,16 +36,6 @@ def judged(lines: list[Line], *, before: int = 7) -> list[int]:
     packed = verdicts.judge(chosen, spots)
     assert packed[:2].equal(chosen)
     return packed[2].tolist()
-
-
-def period_of(tokens: list[int]) -> int:
-    """By the letter: the shortest pattern of which the tokens end with enough copies."""
-    for period in range(1, MAX_PERIOD + 1):
-        span = span_of_runaway(period)
-        tail = tokens[-span:]
-        if len(tail) == span and all(tail[n] == tail[n - period] for n in range(period, span)):
-            return period
-    return GOES_ON
 
 
 PATTERNS = st.lists(st.integers(0, 4), min_size=1, max_size=MAX_PERIOD + 4)
@@ -73,3 +69,23 @@ def test_rows_are_judged_for_themselves() -> None:
 
 def test_an_end_goes_before_a_run() -> None:
     assert judged([(3, [END] * 40), (3, [11])]) == [ENDS, ENDS]
+
+
+@pytest.fixture(scope="module")
+def looping_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Qwen3Engine]:
+    engine = loaded(build_random(tmp_path_factory.mktemp("looping"), gain=1.9), max_slots=4)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
+def test_every_verdict_is_right_whatever_happens_to_a_row(
+    looping_engine: Qwen3Engine, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looping_engine._passes.goes_ahead = ahead
+    seen = watch_verdicts(monkeypatch, looping_engine)
+    for seed in range(3):
+        any_life(looping_engine, seed)
+    assert seen[ENDS] > 5
+    assert sum(count for verdict, count in seen.items() if verdict > 0) > 5
+    assert seen[GOES_ON] > 200

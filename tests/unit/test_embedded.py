@@ -17,9 +17,10 @@ import pytest
 from shared.errors import EngineFailed, ModelLoadFailed
 from shared.messages import Lane
 from tests.speech import DATA, NAMES, clip, recital, transcripts, word_errors, words
+from worker.audio.samples import Audio
 from worker.cores import usable_cores
 from worker.engines import embedded
-from worker.engines.base import Audio, EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
+from worker.engines.base import EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
 from worker.engines.embedded import EmbeddedEngine, EmbeddedSequence
 
 HANG_GUARD = 3

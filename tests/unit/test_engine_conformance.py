@@ -16,16 +16,8 @@ import pytest
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
 from tests.speech import DATA, clip, silence
-from worker.engines.base import (
-    Audio,
-    Engine,
-    EngineEvent,
-    EngineSequence,
-    Final,
-    Hypothesis,
-    SequenceFailed,
-    SequenceRequest,
-)
+from worker.audio.samples import Audio
+from worker.engines.base import Engine, EngineEvent, EngineSequence, Final, Hypothesis, SequenceFailed, SequenceRequest
 
 MAX_STEPS = 2000
 """Far above what a clip of three seconds needs."""

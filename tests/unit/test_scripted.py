@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from shared.errors import EngineFailed, ModelLoadFailed, OutOfMemory
 from shared.messages import Lane
 from tests.speech import RATE, clip, encode, resample, silence, wav
-from worker.engines.base import Audio, EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
+from worker.audio.samples import Audio
+from worker.engines.base import EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
 from worker.engines.scripted import ScriptedEngine, ScriptedOptions, ScriptedSequence, clock_word, scripted_audio
 from worker.engines.tones import TORN, hear
 

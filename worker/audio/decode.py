@@ -31,7 +31,7 @@ from shared.errors import AudioTooLong, EmptyAudio, UnsupportedAudio
 from shared.messages import RawAudio
 from shared.pcm import SAMPLE_RATE
 from worker.audio.pcm import MAX_RATE, MIN_RATE, PcmDecoder, clean, mono
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 
 __all__ = ["AudioFile", "PcmDecoder", "decode_stream"]
 

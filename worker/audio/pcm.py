@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shared.errors import BadRequest, UnsupportedAudio
 from shared.messages import RawAudio
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 
 MIN_RATE, MAX_RATE = 1_000, 768_000
 """Hz. A header may claim any rate; below, a small file would become days of sound."""

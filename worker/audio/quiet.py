@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from shared.pcm import samples
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 
 WINDOW_S = 0.1
 """Length of the window that is compared, seconds."""

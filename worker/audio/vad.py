@@ -24,7 +24,7 @@ import onnxruntime
 
 from shared.errors import ModelLoadFailed
 from shared.pcm import SAMPLE_RATE
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 
 FRAME = 512
 """Samples of a frame; the network knows no other length at 16 kHz."""

@@ -20,13 +20,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from shared.errors import NapscribeError
-from shared.messages import Capabilities, Lane
-
-Audio = npt.NDArray[np.float32]
-"""Mono at 16 kHz, shape ``(samples,)``, nominally within [-1, 1]."""
+from shared.messages import Capabilities, Lane, Word
+from worker.audio.samples import Audio
 
 Report = Callable[[str, float], None]
 """``report(phase, fraction)``: a sign of life while loading; each call moves the stall deadline."""
@@ -50,15 +47,6 @@ class SequenceRequest:
     """Somebody reads hypotheses before the final; an engine need not produce any otherwise."""
     base_sample: int = 0
     """Where the sequence's first sample stands in the recording or call."""
-
-
-@dataclass(frozen=True, slots=True)
-class WordTime:
-    """A word with its place, seconds from the start of the sequence's audio."""
-
-    text: str
-    start: float
-    end: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +79,9 @@ class Final:
     text: str
     language: str = ""
     """ISO 639-1 code, empty if the engine does not know."""
-    words: tuple[WordTime, ...] = ()
-    """Only from an engine whose times are exact; others leave it to the caller, who knows where speech was."""
+    words: tuple[Word, ...] = ()
+    """Places are seconds from the start of the sequence's audio. Only from an engine whose times are exact; others leave it to
+    the caller, who knows where speech was."""
     avg_logprob: float | None = None
     logprobs: tuple[tuple[str, float], ...] = ()
     finish_reason: str = "stop"

@@ -27,9 +27,9 @@ import numpy as np
 from shared.errors import EngineFailed, ModelLoadFailed, NapscribeError
 from shared.messages import Capabilities
 from shared.pcm import SAMPLE_RATE, samples
+from worker.audio.samples import Audio
 from worker.cores import usable_cores
 from worker.engines.base import (
-    Audio,
     BufferedSequence,
     EngineEvent,
     EngineSequence,

@@ -13,8 +13,8 @@ import msgspec
 
 from shared.errors import ModelLoadFailed
 from shared.messages import Capabilities, Lane
+from worker.audio.samples import Audio
 from worker.engines.base import (
-    Audio,
     Engine,
     EngineEvent,
     EngineSequence,

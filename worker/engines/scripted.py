@@ -25,10 +25,10 @@ from pathlib import Path
 
 from shared.errors import EngineFailed, ModelLoadFailed, NapscribeError, OutOfMemory
 from shared.languages import NAMES
-from shared.messages import Capabilities
+from shared.messages import Capabilities, Word
 from shared.pcm import SAMPLE_RATE, samples, seconds
+from worker.audio.samples import Audio
 from worker.engines.base import (
-    Audio,
     BufferedSequence,
     EngineEvent,
     EngineSequence,
@@ -37,7 +37,6 @@ from worker.engines.base import (
     Report,
     SequenceFailed,
     SequenceRequest,
-    WordTime,
 )
 from worker.engines.tones import Heard, begins_with_tones, hear, scripted_audio
 from worker.text.repetition import RunDetector
@@ -352,7 +351,7 @@ def _final(row: ScriptedSequence, reason: str) -> Final:
     request, options = row.request, row.options
     exact = request.words and options.times == "exact"
     said = zip(row.tokens[: row.said], row.places, strict=False)
-    words = tuple(WordTime(token.strip(), seconds(start), seconds(end)) for token, (start, end) in said)
+    words = tuple(Word(token.strip(), seconds(start), seconds(end)) for token, (start, end) in said)
     return Final(
         row,
         row.text,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.pcm import SAMPLE_RATE, samples
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 
 TORN = "\ufffd"
 """Sound that is not a whole word."""

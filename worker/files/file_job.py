@@ -192,10 +192,9 @@ class FileJob:
     def _words(segment: Segment, final: Final) -> tuple[tuple[Word, ...], bool]:
         """Places in the recording: the engine's own, or spread over the speech that VAD found; whether they were spread."""
         if final.words:
-            base = seconds(segment.start_sample)
-            return tuple(Word(word.text, base + word.start, base + word.end) for word in final.words), False
+            return tuple(word.later(seconds(segment.start_sample)) for word in final.words), False
         regions = [(seconds(start), seconds(end)) for start, end in segment.speech]
-        spread = tuple(Word(w.text, w.start, w.end) for w in spread_words(final.text, regions))
+        spread = spread_words(final.text, regions)
         return spread, bool(spread)
 
     def done(self) -> FileDone:

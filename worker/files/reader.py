@@ -15,8 +15,8 @@ from typing import Protocol
 from shared.messages import TranscribeFile
 from shared.pcm import seconds
 from worker.audio.decode import AudioFile
+from worker.audio.samples import Audio
 from worker.audio.vad import SileroVad
-from worker.engines.base import Audio
 from worker.files.segments import Segment, Segmenter, SegmentPolicy
 
 

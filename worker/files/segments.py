@@ -41,8 +41,8 @@ import numpy as np
 
 from shared.pcm import SAMPLE_RATE, samples
 from worker.audio.quiet import best_pause, quietest
+from worker.audio.samples import Audio
 from worker.audio.vad import FRAME, FRAME_S, SileroVad, VadState
-from worker.engines.base import Audio
 
 BLOCK_FRAMES = 32
 """Frames that the VAD takes in one call, counted from the cut, so that a resumed run makes the same calls."""

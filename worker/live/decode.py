@@ -18,7 +18,7 @@ from shared.messages import RawAudio
 from shared.pcm import SAMPLE_RATE
 from worker.audio.decode import PcmDecoder, decode_stream
 from worker.audio.pcm import mono
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 
 CONTAINER = "container"
 G729 = "g729"

@@ -13,8 +13,8 @@ import numpy as np
 from shared.errors import AudioOverrun
 from shared.messages import RawAudio
 from shared.pcm import SAMPLE_RATE
+from worker.audio.samples import Audio
 from worker.audio.vad import VadState
-from worker.engines.base import Audio
 from worker.live.decode import LiveDecoder, live_decoder
 from worker.live.endpointing import Endpointer
 from worker.live.playout import Playout

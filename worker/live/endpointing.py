@@ -16,8 +16,8 @@ import numpy as np
 from shared.pcm import SAMPLE_RATE
 from shared.streams import Endpointing, OpenUtterance
 from worker.audio.quiet import best_pause, quietest
+from worker.audio.samples import Audio
 from worker.audio.vad import FRAME
-from worker.engines.base import Audio
 
 HYSTERESIS = 0.15
 """Speech goes on until the probability falls this far below the threshold (Silero's own default)."""

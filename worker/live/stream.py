@@ -251,10 +251,9 @@ class LiveStream:
     @staticmethod
     def _words(utterance: LiveUtterance, final: Final, end: End, text: str) -> tuple[Word, ...]:
         if final.words:
-            base = seconds(utterance.begin.start_sample)
-            return tuple(Word(w.text, base + w.start, base + w.end) for w in final.words)
+            return tuple(word.later(seconds(utterance.begin.start_sample)) for word in final.words)
         regions = [(seconds(begin), seconds(stop)) for begin, stop in end.speech]
-        return tuple(Word(w.text, w.start, w.end) for w in spread_words(text, regions))
+        return spread_words(text, regions)
 
     @staticmethod
     def _timings(utterance: LiveUtterance, final: Final) -> UtteranceTimings:

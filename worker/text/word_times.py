@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+from shared.messages import Word
 from shared.scripts import SIGNS_AFTER, VOWELS_BEFORE, is_spaceless_letter
-from worker.engines.base import WordTime
 
 _DIGIT_WEIGHT = 3.0
 """A digit is spoken as a word of its own: "two", "seven"."""
@@ -29,7 +29,7 @@ _FOLLOWING = SIGNS_AFTER | frozenset("ぁぃぅぇぉゃゅょゎァィゥェォ
 """Letters that go with the one before; of kana the small ones."""
 
 
-def spread_words(text: str, regions: Sequence[tuple[float, float]]) -> tuple[WordTime, ...]:
+def spread_words(text: str, regions: Sequence[tuple[float, float]]) -> tuple[Word, ...]:
     """The words of ``text`` with estimated times inside ``regions``.
 
     ``regions`` are ``(start, end)`` in seconds, in order, without overlap; empty ones are ignored, and without any there
@@ -45,7 +45,7 @@ def spread_words(text: str, regions: Sequence[tuple[float, float]]) -> tuple[Wor
     if not words or not places:
         return ()
     marks = [0.0, *accumulate(_weight(word) for word in words)]
-    timed: list[WordTime] = []
+    timed: list[Word] = []
     for (start, end), (first, last) in zip(places, _shares(marks, places), strict=True):
         timed += _fill(words[first:last], marks[first : last + 1], start, end)
     return tuple(timed)
@@ -75,13 +75,13 @@ def _nearest(marks: Sequence[float], value: float) -> int:
     return before if value - marks[before] < marks[after] - value else after
 
 
-def _fill(words: Sequence[str], marks: Sequence[float], start: float, end: float) -> list[WordTime]:
+def _fill(words: Sequence[str], marks: Sequence[float], start: float, end: float) -> list[Word]:
     """The words one after the other over the whole region."""
     if not words:
         return []
     scale = (end - start) / (marks[-1] - marks[0])
     times = [start + (mark - marks[0]) * scale for mark in marks[:-1]] + [end]
-    return [WordTime(word, begin, stop) for word, (begin, stop) in zip(words, pairwise(times), strict=True)]
+    return [Word(word, begin, stop) for word, (begin, stop) in zip(words, pairwise(times), strict=True)]
 
 
 def _weight(word: str) -> float:

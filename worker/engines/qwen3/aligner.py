@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from shared.errors import AudioTooLong, ModelLoadFailed
+from shared.messages import Word
 from shared.pcm import SAMPLE_RATE
-from worker.engines.base import Audio, Report, WordTime
+from worker.audio.samples import Audio
+from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
 from worker.engines.qwen3.checkpoint import load_aligner, load_tokenizer, open_checkpoint
@@ -66,7 +68,7 @@ class ForcedAligner:
             self._mel = LogMel(device.where)
         self._device = device.where
 
-    def align(self, audio: Audio, text: str, language: str) -> tuple[WordTime, ...]:
+    def align(self, audio: Audio, text: str, language: str) -> tuple[Word, ...]:
         """Times of the words of ``text`` in ``audio`` (at most MAX_SECONDS), in order, each longer than nothing, all inside.
 
         ``language`` (one of LANGUAGES) says how words are split. Raises AudioTooLong, and Unsupported without the analyser
@@ -151,7 +153,7 @@ def _longest_rising(values: Sequence[float]) -> list[int]:
     return chain[::-1]
 
 
-def place(words: Sequence[AlignedText], times: Sequence[float], duration: float) -> tuple[WordTime, ...]:
+def place(words: Sequence[AlignedText], times: Sequence[float], duration: float) -> tuple[Word, ...]:
     """Words at the times of their units (start and end of each unit, never falling), each word given some length, none beyond
     ``duration`` (s): a word lasts from its first unit to its last."""
     shortest = min(MIN_WORD_SECONDS, duration / len(words))
@@ -167,5 +169,5 @@ def place(words: Sequence[AlignedText], times: Sequence[float], duration: float)
         ends[n] = min(ends[n], limit)
         starts[n] = limit = max(0.0, min(starts[n], ends[n] - shortest))
     return tuple(
-        WordTime(word.shown, float(start), float(end)) for word, start, end in zip(words, starts, ends, strict=True)
+        Word(word.shown, float(start), float(end)) for word, start, end in zip(words, starts, ends, strict=True)
     )

@@ -7,7 +7,7 @@ from math import isfinite
 
 import numpy as np
 
-from worker.engines.base import Audio
+from worker.audio.samples import Audio
 from worker.engines.qwen3 import geometry
 
 

@@ -18,15 +18,8 @@ from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFaile
 from shared.journal import log
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
-from worker.engines.base import (
-    Audio,
-    EngineEvent,
-    EngineSequence,
-    Hypothesis,
-    Report,
-    SequenceFailed,
-    SequenceRequest,
-)
+from worker.audio.samples import Audio
+from worker.engines.base import EngineEvent, EngineSequence, Hypothesis, Report, SequenceFailed, SequenceRequest
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import aligner_bytes
 from worker.engines.qwen3.catch_up import CatchUp, seat

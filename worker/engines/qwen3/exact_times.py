@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from shared.errors import ModelLoadFailed, NapscribeError, Unsupported
 from shared.journal import log
-from shared.messages import Lane
-from worker.engines.base import WordTime
+from shared.messages import Lane, Word
 from worker.engines.qwen3.aligner import LANGUAGES, ForcedAligner
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.sequence import Qwen3Sequence
@@ -68,7 +67,7 @@ class ExactTimes:
             self._waiting.append(row)
             return False
 
-    def of(self, row: Qwen3Sequence, text: str) -> tuple[WordTime, ...]:
+    def of(self, row: Qwen3Sequence, text: str) -> tuple[Word, ...]:
         """Of the words of ``text`` in the row's sound; none where the aligner is not there or fails: words without exact times are
         worth more than an error."""
         if self._aligner is None or not self._at_hand(row.language):

@@ -1,0 +1,106 @@
+"""What ran away is cut in two, heard again, and becomes one final, in the order of the sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.messages import Lane, Word
+from worker.engines.base import Final, SequenceRequest, Work
+from worker.pieces import MAX_DEPTH, Hearing, Piece
+
+RATE = 16_000
+
+
+@dataclass(eq=False)
+class Row:
+    """A sequence that nobody steps."""
+
+    request: SequenceRequest
+    ready: bool = True
+    windows_encoded: int = 0
+
+
+def heard(seconds: float) -> Hearing:
+    rng = np.random.default_rng(0)
+    sound = rng.standard_normal(int(seconds * RATE)).astype(np.float32)
+    chunks = [sound[at : at + 3000] for at in range(0, len(sound), 3000)]
+    return Hearing([Piece(chunks, sequence=row("whole"))])
+
+
+def row(name: str) -> Row:
+    return Row(SequenceRequest(name, Lane.BATCH))
+
+
+def take(hearing: Hearing, piece: Piece, text: str, reason: str = "stop", **more: object) -> list[Piece]:
+    assert piece.sequence is not None
+    parts = hearing.take(Final(piece.sequence, text, finish_reason=reason, **more))  # type: ignore[arg-type]
+    for part in parts:
+        part.sequence = row(str(part.offset))
+    return parts
+
+
+@given(st.lists(st.booleans(), min_size=8, max_size=8), st.randoms(use_true_random=False))
+def test_parts_stay_in_the_order_of_the_sound(runs_away: list[bool], chance: object) -> None:
+    hearing = heard(17.0)
+    whole = hearing.pieces[0].audio
+    wild = iter(runs_away)
+    while not hearing.done:
+        waiting = list(hearing.working)
+        piece = chance.choice(waiting)  # type: ignore[attr-defined]
+        take(hearing, piece, f"from {piece.offset}", "repetition" if next(wild, False) else "stop")
+    assert np.array_equal(np.concatenate([piece.audio for piece in hearing.pieces]), whole)
+    offsets = [piece.offset for piece in hearing.pieces]
+    assert offsets == np.cumsum([0, *(piece.length for piece in hearing.pieces)])[:-1].tolist()
+    assert all(piece.depth <= MAX_DEPTH for piece in hearing.pieces)
+    assert hearing.joined("").text == " ".join(f"from {offset}" for offset in offsets)
+
+
+def test_a_final_of_parts_tells_all_of_them() -> None:
+    hearing = heard(8.0)
+    first, second = take(hearing, hearing.pieces[0], "junk junk", "length")
+    assert hearing.in_parts
+    assert not hearing.done
+    one, two = Work(1, 2, 3, 4, 5), Work(10, 20, 30, 40, 50)
+    words = (Word("heard", 0.5, 1.0),)
+    # The second part comes first; it runs away again and is too short to be cut.
+    assert second.length < 6 * RATE
+    take(hearing, second, "twice", words=words, avg_logprob=-3.0, language="de", logprobs=(("t", -3.0),), work=two)
+    assert not hearing.done
+    take(hearing, first, "It was", avg_logprob=-1.0, logprobs=(("I", -1.0),), work=one)
+    final = hearing.joined("")
+    assert (final.text, final.language, final.finish_reason) == ("It was twice", "de", "length")
+    assert final.words == (Word("heard", 0.5 + second.offset / RATE, 1.0 + second.offset / RATE),)
+    assert final.avg_logprob == -2.0
+    assert final.logprobs == (("I", -1.0), ("t", -3.0))
+    assert final.work == Work(11, 22, 33, 44, 50)
+
+
+def test_the_first_reason_is_told() -> None:
+    hearing = heard(30.0)
+    first, second = take(hearing, hearing.pieces[0], "a", "repetition")
+    for part in take(hearing, first, "b", "length"):
+        take(hearing, part, "c")
+    take(hearing, second, "d")
+    assert hearing.joined("").finish_reason == "repetition"
+
+
+def test_what_is_short_is_kept_as_it_is() -> None:
+    hearing = heard(3.9)
+    assert not take(hearing, hearing.pieces[0], "Good and then", "repetition")
+    assert hearing.done
+    assert hearing.joined("").text == "Good and then"
+    assert hearing.joined("").finish_reason == "repetition"
+
+
+@pytest.mark.parametrize("said", ["", "She opened the"])
+def test_what_was_said_stays(said: str) -> None:
+    hearing = heard(6.0)
+    first, second = take(hearing, hearing.pieces[0], "She opened the the the", "repetition")
+    take(hearing, first, "She opened a")
+    take(hearing, second, "window")
+    assert hearing.joined(said).text == (f"{said} a window" if said else "She opened a window")
