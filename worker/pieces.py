@@ -14,6 +14,7 @@ from worker.audio.samples import Audio
 from worker.engines.base import EngineSequence, Final, Work
 from worker.text.rejoin import continued
 from worker.text.repetition import collapse_repetitions, collapse_word_runs
+from worker.text.spelling import spelling, words_of
 
 SPLIT_SECONDS = 4.0
 """A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""
@@ -96,22 +97,24 @@ class Hearing:
     def joined(self, said: str) -> Final:
         """All pieces, which are done, as one final. ``said``: what stays, whatever they say; usually a beginning of it."""
         finals = [piece.final for piece in self.pieces if piece.final is not None]
-        text = text_of(finals)
+        text = whole = text_of(finals)
+        words = tuple(
+            word.later(seconds(piece.offset)) for piece in self.pieces if piece.final for word in piece.final.words
+        )
+        logprobs = tuple(pair for final in finals for pair in final.logprobs)
         # An engine may have said more of a run-away than it keeps.
         if self.in_parts or not said or not text.startswith(said):
             text = continued(said, collapse_word_runs(collapse_repetitions(text)).strip())
+        if text != whole:
+            words, logprobs = words_of(words, text), spelling(logprobs, text)
         works = [final.work for final in finals]
         return replace(
             finals[0],
             text=text,
             language=next((final.language for final in finals if final.language), ""),
-            words=tuple(
-                word.later(seconds(piece.offset))
-                for piece in self.pieces
-                for word in (piece.final.words if piece.final else ())
-            ),
+            words=words,
             avg_logprob=_mean([final.avg_logprob for final in finals]),
-            logprobs=tuple(pair for final in finals for pair in final.logprobs),
+            logprobs=logprobs,
             finish_reason=self.ran_away or "stop",
             work=Work(
                 sum(work.encode_ns for work in works),

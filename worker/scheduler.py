@@ -16,7 +16,7 @@ from shared.languages import require_spoken
 from shared.messages import Cancel, Capabilities, Command, Event, Failed, Lane, Stop, TranscribeFile
 from shared.recorder import Recorder, Slot
 from shared.streams import StreamDone
-from worker.engines.base import Engine, EngineEvent, EngineSequence, Hypothesis, SequenceFailed
+from worker.engines.base import Engine, EngineBroken, EngineEvent, EngineSequence, Hypothesis, SequenceFailed
 from worker.files.feeder import Feeder
 from worker.files.file_job import FileJob
 from worker.live.happenings import Arrival, Happening, Opened, Released
@@ -247,12 +247,13 @@ class Scheduler:
         self._step_began_ns = began = time.monotonic_ns()
         try:
             events = self._engine.step(rows, began)
+        except EngineBroken:
+            raise  # and what it was working on stays on record
         except Exception as error:
             failure = _failure(error)
             events = [SequenceFailed(row, failure) for row in rows[: self._capabilities.max_batch]]
-        finally:
-            self._step_began_ns = 0
-            self._recorder.end(Slot.ENGINE)
+        self._step_began_ns = 0
+        self._recorder.end(Slot.ENGINE)
         self.steps += 1
         took = time.monotonic_ns() - began
         self._account(rows, began, took)

@@ -123,7 +123,7 @@ def _verbose(transcript: Transcript, granularities: Collection[str], temperature
     body: dict[str, Any] = {
         "task": "transcribe",
         "language": spoken or "unknown",
-        "duration": round(transcript.duration, 3),
+        "duration": _ms(transcript.duration) / 1000,
         "text": transcript.text,
     }
     if "segment" in granularities or "word" not in granularities:
@@ -179,8 +179,13 @@ def _words(transcript: Transcript) -> tuple[list[dict[str, Any]], bool]:
 
 def _span(start: float, end: float) -> tuple[float, float]:
     """Both in whole milliseconds, at least one apart: clients divide by the difference."""
-    first = round(start * 1000)
-    return first / 1000, max(first + 1, round(end * 1000)) / 1000
+    first = _ms(start)
+    return first / 1000, max(first + 1, _ms(end)) / 1000
+
+
+def _ms(at: float) -> int:
+    """One rounding for all times, or a word could end after its recording."""
+    return round(at * 1000)
 
 
 def _avg_logprob(segment: SegmentDone) -> float:

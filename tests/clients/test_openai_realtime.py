@@ -232,16 +232,17 @@ async def test_words_come_while_somebody_speaks(scripted: Server) -> None:
     assert kinds.count(COMPLETED) == 1
 
 
+@pytest.mark.parametrize("how", ["crash_at", "break_at"])
 @pytest.mark.parametrize(
     ("detection", "step"),
     [(None, 7), ({"type": "server_vad", "silence_duration_ms": 300}, 2)],
     ids=["in the middle", "as it begins"],
 )
 async def test_the_death_of_the_worker_is_not_noticed(
-    tmp_path: Path, detection: dict[str, Any] | None, step: int
+    tmp_path: Path, detection: dict[str, Any] | None, step: int, how: str
 ) -> None:
-    """Killed in some step; the next one goes on where it was."""
-    with serving(model=f"scripted:crash_at={step},once={tmp_path / 'once'}") as server:
+    """Killed in some step, or with an engine that will never work again; the next one goes on where it was."""
+    with serving(model=f"scripted:{how}={step},once={tmp_path / 'once'}") as server:
         events = await dictate(server, detection, pause=0.8)
         assert (tmp_path / "once").exists(), "nobody died"
     check_words(events)

@@ -10,11 +10,11 @@ import pytest
 from shared.messages import Event, Lane
 from shared.streams import Partial, StreamOptions, UtteranceDelta, UtteranceFinal
 from shared.wire import RawAudio
-from tests.torch.running import Reference, drive, finals, noise, read_audio, start
+from tests.torch.running import Reference, drive, finals, noise, read_audio, start, transcribe
 from tests.torch.test_live import loud_start, update
 from tests.torch.test_samples import WAVES, said
 from worker.audio.samples import Audio
-from worker.engines.base import Hypothesis
+from worker.engines.base import EngineEvent, Hypothesis
 from worker.engines.qwen3.border import border
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import LIVE_HOP
@@ -195,3 +195,32 @@ def test_deltas_are_the_final_of_sound_that_changes(trained_engine: Qwen3Engine,
 
 def test_deltas_of_a_random_model_are_its_final(random_engine: Qwen3Engine) -> None:
     check_stream(talk(random_engine, noise(6.0, seed=3), language="en", hop=4 * LIVE_HOP))
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
+def test_freezing_while_the_next_token_is_under_way(
+    trained_engine: Qwen3Engine, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends inside the last token may be as many tokens as before: what a pass has chosen behind those does not hold."""
+    wave = WAVES[1]
+    sound = read_audio(wave)
+    changed = 0
+    for at in range(2, 30):
+        texts = []
+        for goes_ahead in (False, True):
+            monkeypatch.setattr(trained_engine._passes, "goes_ahead", goes_ahead and ahead)
+            row = start(trained_engine, sound, language="en", partials=True)
+            events: list[EngineEvent] = []
+            while not row.closed:
+                events += trained_engine.step([row], 0)
+                if len(row.tokens) == at and not row._frozen and not row.closed and len(row._pieces[-1]) > 2:
+                    trained_engine.freeze(row, b"".join(row._pieces).decode().lstrip()[:-1])
+                    changed += 1
+            texts.append(finals(events)["r"].text)
+        assert texts[0] == texts[1]
+    assert changed > 10
+
+
+def test_a_prefix_of_white_space_is_none(trained_engine: Qwen3Engine) -> None:
+    wave = WAVES[1]
+    assert transcribe(trained_engine, read_audio(wave), prefix=" ").text == said(wave)

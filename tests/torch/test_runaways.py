@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.errors import AudioTooLong, EngineFailed, OutOfMemory
+from shared.messages import Lane
 from tests.torch.running import drive, finals, noise, read_audio, start
 from tests.torch.test_samples import WAVES, said
 from tests.torch.watching import period_of
-from worker.engines.base import EngineSequence, Final, SequenceFailed
+from worker.engines.base import EngineEvent, EngineSequence, Final, SequenceFailed
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.guard import kept_of_dense, kept_of_run, visible
@@ -182,7 +183,10 @@ def test_out_of_memory_for_one_row_fails_that_row(trained_engine: Qwen3Engine, m
     assert [e.text for e in events if isinstance(e, Final)] == [said(wave)]
 
 
-def test_numbers_that_overflow_fail_alone_and_do_not_stay_in_the_slot(trained_engine: Qwen3Engine) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_numbers_that_overflow_fail_alone_and_do_not_stay_in_the_slot(
+    trained_engine: Qwen3Engine, temperature: float
+) -> None:
     def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
         bad = torch.tensor([[s.request.id == "bad"] for s in sequences])
         for sequence in sequences:
@@ -194,8 +198,8 @@ def test_numbers_that_overflow_fail_alone_and_do_not_stay_in_the_slot(trained_en
     wave = WAVES[1]
     trained_engine.logits_hook = hook
     try:
-        rows = [start(trained_engine, read_audio(wave), name, language="en") for name in ("bad", "good")]
-        events = drive(trained_engine, rows)
+        bad = start(trained_engine, read_audio(wave), "bad", language="en", temperature=temperature)
+        events = drive(trained_engine, [bad, start(trained_engine, read_audio(wave), "good", language="en")])
     finally:
         trained_engine.logits_hook = None
     assert [type(e.error) for e in events if isinstance(e, SequenceFailed)] == [EngineFailed]
@@ -209,3 +213,51 @@ def test_threads_are_taken_back(trained_engine: Qwen3Engine) -> None:
     torch.set_num_threads(2)
     trained_engine.step([start(trained_engine, noise(0.5), language="en")], 0)
     assert torch.get_num_threads() == 1
+
+
+def test_a_pass_that_fails_for_one_row_fails_that_row(trained_engine: Qwen3Engine) -> None:
+    """Errors of libraries that nobody has typed, too."""
+
+    def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
+        if any(sequence.request.id == "bad" for sequence in sequences):
+            raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")
+        return logits
+
+    wave = WAVES[1]
+    trained_engine.logits_hook = hook
+    try:
+        rows = [start(trained_engine, read_audio(wave), name, language="en") for name in ("good", "bad", "fine")]
+        events = drive(trained_engine, rows)
+    finally:
+        trained_engine.logits_hook = None
+    failed = {event.sequence.request.id: event.error for event in events if isinstance(event, SequenceFailed)}
+    assert {name: type(error) for name, error in failed.items()} == {"bad": EngineFailed}
+    assert {event.sequence.request.id: event.text for event in events if isinstance(event, Final)} == {
+        "good": said(wave),
+        "fine": said(wave),
+    }
+
+
+@pytest.mark.parametrize("reason", ["repetition", "length"])
+def test_what_was_frozen_counts(
+    trained_engine: Qwen3Engine, script: Callable[[str, list[int]], None], reason: str
+) -> None:
+    """A run-away in a call is the same one whether or not its beginning has been frozen meanwhile."""
+    vocabulary = trained_engine._vocabulary
+    loop, _ = loops(vocabulary)["word" if reason == "repetition" else "never ends"]
+    line = [*vocabulary.encode(GOOD), *loop]
+    finals_of = {}
+    for frozen in (False, True):
+        wild = start(trained_engine, noise(6.0), "wild", Lane.LIVE, language="en", partials=True)
+        events: list[EngineEvent] = []
+        while not wild.closed:
+            done = len(wild._frozen)
+            script("wild", line[done:])
+            events += trained_engine.step([wild], 0)
+            if frozen and not wild._frozen and len(wild.tokens) == 6:
+                text = b"".join(wild._pieces).decode().lstrip()
+                trained_engine.freeze(wild, text)
+        finals_of[frozen] = finals(events)["wild"]
+        assert finals_of[frozen].finish_reason == reason
+        assert len(wild._frozen) + len(wild.tokens) <= wild.budget
+    assert finals_of[True].text == finals_of[False].text

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from shared.messages import Lane
 from tests.torch.conftest import TRAINED
@@ -14,6 +15,7 @@ from tests.torch.running import Reference, drive, finals, noise, read_audio, sta
 from worker.audio.samples import Audio
 from worker.engines.base import Hypothesis
 from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.sampling import sampled
 from worker.engines.qwen3.sequence import Qwen3Sequence
 
 pytestmark = pytest.mark.torch
@@ -101,6 +103,31 @@ def test_sampling_differs_and_greedy_neighbours_do_not(trained_engine: Qwen3Engi
     done = finals(drive(trained_engine, [cold, *hot]))
     assert done["cold"].text == said(wave)
     assert {done[f"hot{n}"].text for n in range(3)} != {said(wave)}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_what_the_language_is_called_is_not_left_to_chance(
+    trained_engine: Qwen3Engine, sounds: dict[str, Audio], temperature: float
+) -> None:
+    rows = [
+        start(trained_engine, sounds[wave.stem], f"{wave.stem} {n}", temperature=temperature)
+        for wave in WAVES[:4]
+        for n in range(3)
+    ]
+    for final in finals(drive(trained_engine, rows)).values():
+        assert final.language == "en"
+        assert not final.text.lower().startswith("language")
+
+
+def test_draws_are_by_the_probabilities() -> None:
+    """Against ``multinomial``'s own: the share of each token in 40,000 draws."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
+    for heat in (0.5, 1.0, 2.0):
+        packed = sampled(logits.expand(40_000, -1), [heat] * 40_000, generator)
+        shares = torch.bincount(packed[0], minlength=5) / 40_000
+        assert torch.allclose(shares, (logits / heat).softmax(dim=0), atol=0.01)
+    assert sampled(logits[None], [0.0], generator)[0].tolist() == [0]
 
 
 def test_lanes_are_served_in_order(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:

@@ -374,3 +374,33 @@ def test_a_start_imports_little(trained: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_stop_the_start(random_checkpoint: Path, tmp_path: Path, wrong: float) -> None:
+    folder = tmp_path / "spoiled"
+    shutil.copytree(random_checkpoint, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.language_model.layers.1.mlp.up_proj.weight"][3, 4] = wrong
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadFailed, match=r"not finite: model\.language_model\.layers\.1\.mlp\.up_proj\.weight\."):
+        ours(folder)
+
+
+def test_whole_numbers_are_no_weights(random_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "whole"
+    shutil.copytree(random_checkpoint, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.language_model.layers.1.mlp.up_proj.weight"
+    weights[name] = weights[name].to(torch.int8)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadFailed, match=r"up_proj\.weight is torch\.int8"):
+        ours(folder)
+
+
+def test_a_folder_without_a_tokenizer_says_so(random_checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mute"
+    shutil.copytree(random_checkpoint, folder, ignore=shutil.ignore_patterns("tokenizer*", "vocab*", "merges*"))
+    with pytest.raises(ModelLoadFailed, match="no tokenizer") as caught:
+        load_tokenizer(opened(folder))
+    assert "tokenizer.json" in caught.value.hint

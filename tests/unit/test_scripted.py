@@ -23,7 +23,7 @@ from shared.errors import EngineFailed, ModelLoadFailed, OutOfMemory
 from shared.messages import Lane
 from tests.speech import RATE, clip, encode, resample, silence, wav
 from worker.audio.samples import Audio
-from worker.engines.base import EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
+from worker.engines.base import EngineBroken, EngineEvent, Final, Hypothesis, SequenceFailed, SequenceRequest
 from worker.engines.scripted import ScriptedEngine, ScriptedOptions, ScriptedSequence, clock_word, scripted_audio
 from worker.engines.tones import TORN, hear
 
@@ -349,7 +349,9 @@ def test_a_load_that_fails() -> None:
 # ---------------------------------------------------------------- bad behaviour
 
 
-@pytest.mark.parametrize(("spec", "error"), [("fail_at=2", EngineFailed), ("oom_at=2", OutOfMemory)])
+@pytest.mark.parametrize(
+    ("spec", "error"), [("fail_at=2", EngineFailed), ("oom_at=2", OutOfMemory), ("break_at=2", EngineBroken)]
+)
 def test_steps_that_fail(spec: str, error: type[Exception]) -> None:
     made = engine(f"{spec},words=1")
     row = segment(made, scripted_audio("one two three"), partials=True)

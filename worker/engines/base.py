@@ -100,6 +100,10 @@ class SequenceFailed:
 EngineEvent = Hypothesis | Final | SequenceFailed
 
 
+class EngineBroken(Exception):
+    """The engine cannot go on, whatever it is given. ``step`` alone raises it; the worker ends at once, and another begins where it was."""
+
+
 class EngineSequence(Protocol):
     """An engine's handle of a sequence. Opaque but for these."""
 

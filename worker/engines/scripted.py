@@ -30,6 +30,7 @@ from shared.pcm import SAMPLE_RATE, samples, seconds
 from worker.audio.samples import Audio
 from worker.engines.base import (
     BufferedSequence,
+    EngineBroken,
     EngineEvent,
     EngineSequence,
     Final,
@@ -89,6 +90,8 @@ class ScriptedOptions:
     """This step raises EngineFailed."""
     oom_at: int = 0
     """This step raises OutOfMemory."""
+    break_at: int = 0
+    """This step raises EngineBroken."""
     poison: str = ""
     """A row whose prompt contains this crashes the process."""
     reject: str = ""
@@ -260,7 +263,8 @@ class ScriptedEngine:
     def _misbehave(self, taken: Sequence[ScriptedSequence]) -> None:
         options, step = self._options, self._steps
         poisoned = options.poison and any(options.poison in row.request.prompt for row in taken)
-        if not (poisoned or step in (options.crash_at, options.stall_at, options.fail_at, options.oom_at)):
+        at = (options.crash_at, options.stall_at, options.fail_at, options.oom_at, options.break_at)
+        if not poisoned and step not in at:
             return
         if options.once:
             try:
@@ -273,6 +277,8 @@ class ScriptedEngine:
             threading.Event().wait()
         if step == options.oom_at:
             raise OutOfMemory("The scripted engine was told to run out of memory.")
+        if step == options.break_at:
+            raise EngineBroken("The scripted engine was told to break.")
         raise EngineFailed("The scripted engine was told to fail.")
 
     # ------------------------------------------------------------ one row

@@ -41,6 +41,8 @@ class Flight:
 
     group: Sequence[Qwen3Sequence]
     pieces: Sequence[Piece]
+    revisions: Sequence[int]
+    """Of the rows, when it was launched."""
     decoding: Sequence[bool]
     """Of each row: whether it lacked only its next token."""
     begin: Mark
@@ -51,7 +53,9 @@ class Flight:
     def holds(self, n: int) -> bool:
         """Whether row ``n``, which lacked only its next token, still stands where it stood when that was computed."""
         row, piece = self.group[n], self.pieces[n]
-        return not row.closed and row.decoding and not row.behind and (row.slot, row.kv) == (piece.slot, piece.start)
+        if row.closed or row.behind or not row.decoding or row.revision != self.revisions[n]:
+            return False
+        return (row.slot, row.kv) == (piece.slot, piece.start)
 
 
 class CatchUp:
@@ -90,7 +94,7 @@ class CatchUp:
             packed = self._forward.next_tokens([line[0] for line in ids], pieces).clone()
         else:
             packed = self._choose(self._fill(group, ids, pieces), group, pieces, chooser)
-        return Flight(group, pieces, decoding, begin, packed, Landing(packed))
+        return Flight(group, pieces, _revisions(group), decoding, begin, packed, Landing(packed))
 
     def launch_ahead(self, group: Sequence[Qwen3Sequence], before: Flight) -> Flight:
         """The next tokens of rows that ``before``, in which all rows lack just one, is still computing, and of others.
@@ -104,7 +108,7 @@ class CatchUp:
         ids = [0 if id(row) in places else row.ids_after(row.kv)[0] for row in group]
         pieces = [Piece(seat(row), row.kv + (id(row) in places), 1, row.said_from) for row in group]
         packed = self._forward.next_tokens(ids, pieces, after=(before.packed, chained)).clone()
-        return Flight(group, pieces, [True] * len(group), begin, packed, Landing(packed))
+        return Flight(group, pieces, _revisions(group), [True] * len(group), begin, packed, Landing(packed))
 
     def land_ahead(self, flight: Flight, rows: Sequence[Qwen3Sequence]) -> tuple[list[Qwen3Sequence], Results]:
         """Those of ``rows`` for which the flight holds, with their tokens."""
@@ -237,6 +241,10 @@ def _sound(row: Qwen3Sequence) -> Iterator[tuple[int, Tensor]]:
         elif at + part.shape[0] > 0:
             yield 0, part[-at:]
         at += part.shape[0]
+
+
+def _revisions(group: Sequence[Qwen3Sequence]) -> list[int]:
+    return [row.revision for row in group]
 
 
 def _agreement(draft: tuple[int, ...], chosen: list[int]) -> int:

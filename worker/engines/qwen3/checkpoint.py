@@ -28,6 +28,7 @@ from worker.engines.qwen3.config import PLAIN_ROPE, ModelConfig, parse, rope
 _MODEL_TYPE = "qwen3_asr"
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 _SHOWN_KEYS = 8
+_TOKENIZER_FILES = "The folder needs tokenizer.json (or vocab.json and merges.txt) and tokenizer_config.json."
 
 # Names of the original layout (regular expressions, as transformers wants them) and what they are called now. Order
 # matters: the projector lived inside the audio tower.
@@ -136,6 +137,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     knows how to put together.
     """
     path = checkpoint.folder / "tokenizer.json"
+    if not path.is_file() and not (checkpoint.folder / "vocab.json").is_file():
+        raise ModelLoadFailed(f"There is no tokenizer in {checkpoint.folder}.", hint=_TOKENIZER_FILES)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path)) if path.is_file() else None
         if tokenizer is None or tokenizer.token_to_id("<asr_text>") is None:
@@ -148,7 +151,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     except Exception as error:  # tokenizers raises no narrower one
         raise ModelLoadFailed(
             f"The tokenizer in {checkpoint.folder} could not be read: {_first_line(error)}",
-            hint="The folder needs tokenizer.json (or vocab.json and merges.txt) and tokenizer_config.json.",
+            hint=_TOKENIZER_FILES,
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -298,13 +301,20 @@ def require_complete(
     faults = []
     for word, keys in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped)):
         if keys:
-            shown = sorted(keys)[:_SHOWN_KEYS]
-            more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
-            faults.append(f"{word}: {', '.join(shown)}{more}")
+            faults.append(f"{word}: {_some(keys)}")
     if faults:
         raise ModelLoadFailed(
             f"The weights in {checkpoint.folder} do not fit their configuration ({'; '.join(faults)}).",
             hint="Nothing was loaded, because the model would be partly random. Download the checkpoint again.",
+        )
+
+
+def require_numbers(checkpoint: Checkpoint, spoiled: Sequence[str]) -> None:
+    """Raises ModelLoadFailed with the names of weights in which there is something else than finite numbers."""
+    if spoiled:
+        raise ModelLoadFailed(
+            f"Weights in {checkpoint.folder} are not finite: {_some(spoiled)}.",
+            hint="Nothing was loaded, because every answer would be wrong. Download the checkpoint again.",
         )
 
 
@@ -314,6 +324,11 @@ def damaged(checkpoint: Checkpoint, error: Exception) -> ModelLoadFailed:
         f"The weights in {checkpoint.folder} could not be read: {_first_line(error)}",
         hint="Delete the folder and download the checkpoint again; a copy that was cut short looks like this.",
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_KEYS} more" if len(names) > _SHOWN_KEYS else ""
+    return ", ".join(sorted(names)[:_SHOWN_KEYS]) + more
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from shared.cores import format_cores
 from shared.errors import ModelLoadFailed, OutOfMemory
 from shared.journal import log
 from worker.cores import cores_near, pin, usable_cores
+from worker.engines.base import EngineBroken
 
 _CUDA_THREADS = 2
 """Beside a GPU the CPU only launches; more threads take time from the decoding of files."""
@@ -103,6 +104,19 @@ def typed_out_of_memory(what: str) -> Iterator[None]:
             f"The device ran out of memory while {what}.",
             hint="Lower NAPSCRIBE_GPU_MEMORY_MB, stop other programs on the card, or choose the 0.6B model.",
         ) from error
+
+
+def require_alive(device: Device, error: BaseException) -> None:
+    """Raises EngineBroken, from ``error``, if CUDA takes no work any more: after some errors (a bad access in a kernel, a card
+    that fell off the bus, an uncorrectable memory error) every call of this process fails, and another process is needed."""
+    if not device.cuda:
+        return
+    try:
+        torch.ones(1, device=device.where).item()
+    except torch.OutOfMemoryError:
+        return
+    except RuntimeError:
+        raise EngineBroken(f"{device.where} takes no work any more: {error!r}") from error
 
 
 def release_cached(device: Device) -> None:

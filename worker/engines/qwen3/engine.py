@@ -259,9 +259,16 @@ class Qwen3Engine:
 
     # ------------------------------------------------------------ steps
 
-    @torch.inference_mode()
     def step(self, rows: Sequence[EngineSequence], deadline_ns: int) -> list[EngineEvent]:
         """See the contract. Rows beyond the free slots wait; ``deadline_ns`` is not needed, because live rows go first."""
+        try:
+            return self._step(rows)
+        except RuntimeError as error:
+            devices.require_alive(self._device, error)
+            raise
+
+    @torch.inference_mode()
+    def _step(self, rows: Sequence[EngineSequence]) -> list[EngineEvent]:
         devices.claim_threads(self._device)
         mine = [row for row in map(_own, rows) if row.ready]
         calls_first = self._turns.calls_first(mine)
@@ -300,7 +307,7 @@ class Qwen3Engine:
 
     def _chooser(self, rows: Sequence[Qwen3Sequence]) -> LogitsToTokens | None:
         """How tokens of these rows are chosen: None for plain greedy, which may run as a graph."""
-        heat = [row.request.temperature for row in rows]
+        heat = [row.temperature for row in rows]
         hook = self.logits_hook
         if hook is None and not any(heat):
             return None

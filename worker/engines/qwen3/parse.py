@@ -66,6 +66,11 @@ class OutputParser:
         return self
 
     @property
+    def begun(self) -> bool:
+        """Whether what comes next is text, and not the line that names the language."""
+        return self.tagged or self._is_plain()
+
+    @property
     def text(self) -> str:
         """What was said, if nothing follows; without white space at its ends, but for what stood there before."""
         line = _LINE_AT_END.match(self._raw.lstrip()) if self._forced and not self._after else None
@@ -77,7 +82,7 @@ class OutputParser:
         return self._text(_LINE_BEGINNING.sub("", self._raw))
 
     def _text(self, text: str) -> str:
-        if self.no_speech or not (self.tagged or self._is_plain()):
+        if self.no_speech or not self.begun:
             return self._after
         if "<" in text:
             text = _TAG_BEGINNING.sub("", _TAGS.sub("", text))

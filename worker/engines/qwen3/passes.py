@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shared.errors import NapscribeError, OutOfMemory
+from shared.errors import EngineFailed, NapscribeError, OutOfMemory
+from shared.journal import log
 from shared.messages import Lane
 from worker.engines.base import EngineEvent
 from worker.engines.qwen3 import device as devices
@@ -61,7 +62,7 @@ class Passes:
         for piece in self._pieces(group, riders):
             try:
                 flights.append(self._catch_up.launch(piece, self._chooser))
-            except (torch.OutOfMemoryError, NapscribeError) as error:
+            except (RuntimeError, NapscribeError) as error:
                 events += self._again(piece, error)
         if ahead:
             events += self._advance(*self._catch_up.land_ahead(ahead, current))
@@ -71,8 +72,8 @@ class Passes:
 
     def _may_go_ahead(self, current: Sequence[Qwen3Sequence]) -> bool:
         """Calls get their tokens in the step in which they ask for them; and a chooser wants to see the rows as they are."""
-        calls = any(row.lane is Lane.LIVE for row in current)
-        return self.goes_ahead and not calls and self._chooser(current) is None
+        apart = any(row.lane is Lane.LIVE or row.request.temperature for row in current)
+        return self.goes_ahead and not apart and self._chooser(current) is None
 
     def _run_ahead(
         self, flight: Flight | None, riders: Sequence[Qwen3Sequence], current: Sequence[Qwen3Sequence]
@@ -80,7 +81,7 @@ class Passes:
         if flight is None or not any(map(flight.holds, range(len(flight.group)))):
             try:
                 flight, riders = self._catch_up.launch(riders, self._chooser), ()
-            except (torch.OutOfMemoryError, NapscribeError) as error:
+            except (RuntimeError, NapscribeError) as error:
                 return self._again(riders, error)
         going = [row for n, row in enumerate(flight.group) if flight.holds(n) and self._catch_up.has_room(row)]
         if following := [*going, *riders]:
@@ -94,7 +95,7 @@ class Passes:
         """Only encode the sound of ``group``: half of catching up, where a whole pass would keep calls waiting."""
         try:
             self._catch_up.listen([row for row in group if row.audio_due])
-        except (torch.OutOfMemoryError, NapscribeError) as error:
+        except (RuntimeError, NapscribeError) as error:
             return self._again(group, error)
         return []
 
@@ -112,7 +113,10 @@ class Passes:
         if isinstance(error, torch.OutOfMemoryError):
             devices.release_cached(self._device)
             return self._retry_smaller(group, error)
-        assert isinstance(error, NapscribeError)
+        if not isinstance(error, NapscribeError):
+            devices.require_alive(self._device, error)
+            log("a pass failed", level="error", error=repr(error))
+            error = EngineFailed(f"The engine failed: {type(error).__name__}.")
         if len(group) == 1:
             return [self._fail(group[0], error)]
         return [event for row in group for event in self._alone(row)]
@@ -120,7 +124,7 @@ class Passes:
     def _alone(self, row: Qwen3Sequence) -> list[EngineEvent]:
         try:
             return self._advance([row], self._catch_up.run([row], self._chooser))
-        except (torch.OutOfMemoryError, NapscribeError) as error:
+        except (RuntimeError, NapscribeError) as error:
             return self._again([row], error)
 
     def _retry_smaller(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:

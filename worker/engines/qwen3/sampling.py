@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_LEAST = torch.finfo(torch.float32).tiny
 LogitsToTokens = Callable[[Tensor], Tensor]
 """``(rows, vocabulary)`` logits to packed tokens."""
 
@@ -21,11 +22,16 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def sampled(logits: Tensor, temperatures: Sequence[float], generator: torch.Generator) -> Tensor:
-    """As ``greedy``, but rows with a temperature above 0 are drawn. Log probabilities are those at temperature 1."""
+    """As ``greedy``, but rows with a temperature above 0 are drawn. Log probabilities are those at temperature 1.
+
+    The largest of probabilities over exponential noise is a draw by the probabilities (the exponential race). ``multinomial`` would do,
+    too, but one row whose numbers overflowed fails all of them there, and on CUDA the whole process.
+    """
     scores = logits.float()
     heat = torch.tensor(temperatures, device=logits.device)[:, None]
-    drawn = torch.multinomial((scores / heat.clamp(min=1e-3)).softmax(dim=-1), 1, generator=generator)
-    ids = torch.where(heat > 0, drawn, scores.argmax(dim=-1, keepdim=True))
+    odds = (scores / heat.clamp(min=1e-3)).softmax(dim=-1)
+    noise = torch.empty_like(odds).exponential_(generator=generator).clamp_(min=_LEAST)
+    ids = torch.where(heat > 0, (odds / noise).argmax(dim=-1, keepdim=True), scores.argmax(dim=-1, keepdim=True))
     return _pack(ids[:, 0], (scores.gather(1, ids)[:, 0] - scores.logsumexp(dim=-1)))
 
 

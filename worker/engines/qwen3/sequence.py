@@ -46,14 +46,14 @@ class Qwen3Sequence:
             language=request.language,
             prompt=request.prompt,
             keywords=request.keywords,
-            prefix=request.prefix,
+            prefix=request.prefix.strip() and request.prefix,
         )
         self._language = request.language
-        self._kept = request.prefix
+        self._kept = request.prefix if request.prefix.strip() else ""
         """Text that stays: a beginning of every hypothesis and of the final."""
         self._waiting: tuple[int, ...] = ()
         """Tokens of ``_kept`` that wait for the model to name the language, and are put in then."""
-        if request.prefix and not request.language:
+        if self._kept and not request.language:
             self._waiting = tuple(prefix_tokens(vocabulary, request.prefix))
         self._frozen: list[tuple[int, bytes, float]] = []
         """Tokens that the model chose and that are part of the prompt since, with their bytes and scores."""
@@ -79,6 +79,8 @@ class Qwen3Sequence:
         self.kv = 0
         self.arrival = 0
         """Order of seating; the highest is the youngest."""
+        self.revision = 0
+        """Grows whenever what was said is changed by anything but a further token."""
         self.draft: tuple[int, ...] = ()
         """The last hypothesis, to be verified against the new audio in the pass that catches up."""
         self.settled = False
@@ -96,6 +98,7 @@ class Qwen3Sequence:
 
     def _begin(self, tokens: Sequence[int] = (), scores: Sequence[float] = ()) -> None:
         """(Re)start the text after what is kept, with ``tokens`` that are known already."""
+        self.revision += 1
         self.tokens: list[int] = list(tokens)
         self.scores: list[float] = list(scores)
         self._before_text = len(self._prompt.head) + self.audio_length + len(self._prompt.tail)
@@ -114,6 +117,11 @@ class Qwen3Sequence:
     @property
     def lane(self) -> Lane:
         return self._request.lane
+
+    @property
+    def temperature(self) -> float:
+        """Of the next token. What the language is called is not left to chance: the line that names it would come out as text."""
+        return self._request.temperature if self._parser.begun else 0.0
 
     @property
     def ready(self) -> bool:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from worker.engines.base import Report
-from worker.engines.qwen3.checkpoint import Checkpoint, damaged, original_name, require_complete
+from worker.engines.qwen3.checkpoint import Checkpoint, damaged, original_name, require_complete, require_numbers
 from worker.engines.qwen3.config import AudioConfig, ModelConfig, TextConfig
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -156,6 +156,7 @@ def load_recogniser(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
         model = Recogniser(checkpoint.config)
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     unexpected = []
     try:
         for name, tensor in _tensors(checkpoint, device):
@@ -164,7 +165,10 @@ def load_recogniser(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
             if name not in wanted:
                 unexpected.append(name)
                 continue
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} is {tensor.dtype}, and no floating point")
             found[name] = tensor.to(dtype)
+            sums[name] = found[name].sum(dtype=torch.float32)
             report("loading", 0.1 + 0.7 * len(found) / len(wanted))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise damaged(checkpoint, error) from error
@@ -176,6 +180,8 @@ def load_recogniser(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
         unexpected=unexpected,
         misshaped=[name for name, tensor in found.items() if tuple(tensor.shape) != wanted[name]],
     )
+    finite = torch.stack(list(sums.values())).isfinite().tolist()
+    require_numbers(checkpoint, [name for name, good in zip(sums, finite, strict=True) if not good])
     model.load_state_dict(found, assign=True)
     if found[_HEAD] is found[_EMBEDDING]:
         model.lm_head.weight = model.model.language_model.embed_tokens.weight
