@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -261,3 +262,35 @@ def test_what_was_frozen_counts(
         assert finals_of[frozen].finish_reason == reason
         assert len(wild._frozen) + len(wild.tokens) <= wild.budget
     assert finals_of[True].text == finals_of[False].text
+
+
+def test_a_draft_is_judged_token_by_token(trained_engine: Qwen3Engine) -> None:
+    """Nineteen times the same is no run-away yet, also where all of it is verified in one pass."""
+    vocabulary = trained_engine._vocabulary
+    (okay,) = vocabulary.encode(" okay")
+    line = [*vocabulary.encode(GOOD), *[okay] * 19, vocabulary.turn_end]
+
+    def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
+        changed, seen = logits.clone(), collections.Counter[int]()
+        for n, sequence in enumerate(sequences):
+            assert isinstance(sequence, Qwen3Sequence)
+            changed[n, line[len(sequence.tokens) + seen[id(sequence)]]] = 1e4
+            seen[id(sequence)] += 1
+        return changed
+
+    sound = noise(6.0)
+    row = start(trained_engine, None, lane=Lane.LIVE, language="en", partials=True)
+    trained_engine.logits_hook = hook
+    verified = 0
+    try:
+        for at in range(0, len(sound), 16_000):
+            trained_engine.feed(row, sound[at : at + 16_000])
+            while row.ready:
+                trained_engine.step([row], 0)
+                verified += len(row.tokens) == len(line) - 1
+        trained_engine.finish(row)
+        final = finals(drive(trained_engine, [row]))["r"]
+    finally:
+        trained_engine.logits_hook = None
+    assert verified > 3
+    assert (final.finish_reason, final.text) == ("stop", GOOD + " okay" * 19)

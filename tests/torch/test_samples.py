@@ -128,6 +128,8 @@ def test_draws_are_by_the_probabilities() -> None:
         shares = torch.bincount(packed[0], minlength=5) / 40_000
         assert torch.allclose(shares, (logits / heat).softmax(dim=0), atol=0.01)
     assert sampled(logits[None], [0.0], generator)[0].tolist() == [0]
+    spoiled = torch.stack([torch.full_like(logits, torch.nan), logits])
+    assert sampled(spoiled, [1.0, 0.0], generator)[0, 1] == 0, "a row whose numbers overflowed harms no other"
 
 
 def test_lanes_are_served_in_order(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:

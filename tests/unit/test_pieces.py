@@ -104,3 +104,15 @@ def test_what_was_said_stays(said: str) -> None:
     take(hearing, first, "She opened a")
     take(hearing, second, "window")
     assert hearing.joined(said).text == (f"{said} a window" if said else "She opened a window")
+
+
+def test_what_is_collapsed_takes_its_scores_and_words_along() -> None:
+    hearing = heard(3.0)
+    spoken = ["Well", *[" no"] * 30, " thanks"]
+    scores = tuple((token, -float(n)) for n, token in enumerate(spoken))
+    words = tuple(Word(token.strip(), n / 10, (n + 1) / 10) for n, token in enumerate(spoken))
+    take(hearing, hearing.pieces[0], "".join(spoken), "length", logprobs=scores, words=words)
+    final = hearing.joined("")
+    assert final.text == "Well no thanks"
+    assert final.logprobs == (scores[0], scores[1], scores[-1])
+    assert final.words == (words[0], words[1], words[-1])

@@ -188,3 +188,13 @@ def test_what_went_out_cannot_be_taken_back() -> None:
     assert stream.delta(Delta(1, "r", 0, "the cat")) == "the cat"
     with pytest.raises(ProtocolError):
         stream.segment(segment(0, 0, 1, "the dog"))
+
+
+@pytest.mark.parametrize("samples", range(16_000, 16_400, 8))
+def test_no_word_ends_after_its_recording(samples: int) -> None:
+    """Half milliseconds are rounded one way."""
+    end = samples / 16_000
+    found = segment(0, 0.0, end, "Good morning.", words=(Word("Good morning.", 0.2, end),))
+    verbose = body(Transcript((found,), end, word_times="exact"), "verbose_json", granularities=["word", "segment"])
+    assert verbose["words"][-1]["end"] <= verbose["duration"]
+    assert verbose["segments"][-1]["end"] <= verbose["duration"]
