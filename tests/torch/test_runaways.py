@@ -267,8 +267,8 @@ def test_what_was_frozen_counts(
 def test_a_draft_is_judged_token_by_token(trained_engine: Qwen3Engine) -> None:
     """Nineteen times the same is no run-away yet, also where all of it is verified in one pass."""
     vocabulary = trained_engine._vocabulary
-    (okay,) = vocabulary.encode(" okay")
-    line = [*vocabulary.encode(GOOD), *[okay] * 19, vocabulary.turn_end]
+    (letter,) = vocabulary.encode("a")
+    line = [*vocabulary.encode(GOOD), *[letter] * 19, vocabulary.turn_end]
 
     def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
         changed, seen = logits.clone(), collections.Counter[int]()
@@ -293,4 +293,4 @@ def test_a_draft_is_judged_token_by_token(trained_engine: Qwen3Engine) -> None:
     finally:
         trained_engine.logits_hook = None
     assert verified > 3
-    assert (final.finish_reason, final.text) == ("stop", GOOD + " okay" * 19)
+    assert (final.finish_reason, final.text) == ("stop", GOOD + "a" * 19)

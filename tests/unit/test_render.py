@@ -190,7 +190,7 @@ def test_what_went_out_cannot_be_taken_back() -> None:
         stream.segment(segment(0, 0, 1, "the dog"))
 
 
-@pytest.mark.parametrize("samples", range(16_000, 16_400, 8))
+@pytest.mark.parametrize("samples", range(223_000, 223_400, 8))
 def test_no_word_ends_after_its_recording(samples: int) -> None:
     """Half milliseconds are rounded one way."""
     end = samples / 16_000
