@@ -8,10 +8,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Stamps: an installation is repeated only when what it was made from has changed.
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
+OLDEST := $(VENV)/.installed-oldest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo run test slow gpu check bench clean
+.PHONY: help demo run test oldest slow gpu check bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -24,6 +25,9 @@ run: $(RUNTIME) ## serve on 127.0.0.1:8000 (NAPSCRIBE_HOST, NAPSCRIBE_PORT)
 
 test: $(DEV) ## every test that needs neither minutes nor a GPU
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses=3 --dist=loadfile --durations=10
+
+oldest: $(OLDEST) ## what runs on transformers' own code, with the oldest version that we take
+	PYTHONPATH=$(VENV)/oldest $(BIN)/python -m pytest tests/torch/test_aligner.py tests/torch/test_checkpoint.py --numprocesses=2 --dist=loadfile
 
 slow: $(DEV) ## long files, real-time pace, long chaos
 	$(BIN)/python -m pytest -m slow --timeout=900 --durations=10
@@ -58,3 +62,7 @@ $(DEV): pyproject.toml ci/constraints.txt | $(BIN)/python
 	@echo "Installing Napscribe with every engine and the tools of its tests ..."
 	@$(PIP) install --constraint ci/constraints.txt --editable '.[embedded,qwen,aligner,dev]'
 	@touch $@ $(RUNTIME)
+
+$(OLDEST): ci/oldest.txt $(DEV)
+	@$(PIP) install --no-deps --upgrade --target $(VENV)/oldest --requirement ci/oldest.txt
+	@touch $@

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,3 +176,59 @@ def _forced(engine: Any, path: Path, tokens: list[int]) -> Any:
     logits = engine.decoder.logits(hidden).float()
     engine.cancel(row)
     return logits
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_a_step_waits_for_the_device_once(exact: Any) -> None:
+    """For its tokens, with an event. Whatever else would wait (a copy to or from plain memory, a size that must be known) raises."""
+    sounds = [read(path) for path in CLIPS]
+    rows = [exact.open(SequenceRequest(f"f{n}", Lane.BATCH, language="en")) for n in range(len(sounds))]
+    calls = [exact.open(SequenceRequest(f"c{n}", Lane.LIVE, partials=True)) for n in range(3)]
+    for row, sound in zip(rows, sounds, strict=True):
+        exact.feed(row, sound)
+        exact.finish(row)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        at = 0
+        while not all(row.closed for row in (*calls, *rows)):
+            for call, sound in zip(calls, sounds, strict=False):
+                if at < len(sound):
+                    exact.feed(call, sound[at : at + 5_120])
+                elif not call.finished:
+                    exact.finish(call)
+            exact.step([row for row in (*calls, *rows) if row.ready], 0)
+            at += 5_120
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+BREAKS = """
+import sys
+import torch
+from shared.messages import Lane
+from tests.gpu.test_qwen3_cuda import CLIPS, load, read
+from worker.engines.base import EngineBroken, SequenceRequest
+
+def hook(logits, sequences):
+    if steps > 2:
+        torch.zeros(1, device="cuda")[torch.tensor([7], device="cuda")]
+    return logits
+
+engine, steps = load(torch.float32, graphs=False), 0
+engine.logits_hook = hook
+row = engine.open(SequenceRequest("r", Lane.BATCH, language="en"))
+engine.feed(row, read(CLIPS[0]))
+engine.finish(row)
+try:
+    while not row.closed:
+        engine.step([row], 0)
+        steps += 1
+except EngineBroken as error:
+    print("broken at", steps, error)
+"""
+
+
+def test_a_card_that_takes_no_work_any_more_breaks_the_engine() -> None:
+    """In a process of its own, because nothing on CUDA works there afterwards."""
+    done = subprocess.run([sys.executable, "-c", BREAKS], capture_output=True, text=True, timeout=200)
+    assert done.stdout.startswith("broken at 3 cuda"), done.stdout + done.stderr
