@@ -247,10 +247,8 @@ class Scheduler:
         self._step_began_ns = began = time.monotonic_ns()
         try:
             events = self._engine.step(rows, began)
-        except EngineBroken:
-            raise  # and what it was working on stays on record
         except Exception as error:
-            failure = _failure(error)
+            failure = _failure(error)  # or raises, and what it was working on stays on record
             events = [SequenceFailed(row, failure) for row in rows[: self._capabilities.max_batch]]
         self._step_began_ns = 0
         self._recorder.end(Slot.ENGINE)
@@ -327,7 +325,9 @@ class Scheduler:
 
 
 def _failure(error: Exception) -> NapscribeError:
-    """What the caller is told of it."""
+    """What the caller is told of it. An engine that is broken for good ends the worker: raises ``error``."""
+    if isinstance(error, EngineBroken):
+        raise error
     if isinstance(error, NapscribeError):
         return error
     log("the engine failed", level="error", error=repr(error))

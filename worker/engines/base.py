@@ -101,7 +101,7 @@ EngineEvent = Hypothesis | Final | SequenceFailed
 
 
 class EngineBroken(Exception):
-    """The engine cannot go on, whatever it is given. ``step`` alone raises it; the worker ends at once, and another begins where it was."""
+    """The engine cannot go on, whatever it is given: the worker ends at once, and another begins where it was."""
 
 
 class EngineSequence(Protocol):

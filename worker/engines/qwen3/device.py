@@ -119,6 +119,16 @@ def require_alive(device: Device, error: BaseException) -> None:
         raise EngineBroken(f"{device.where} takes no work any more: {error!r}") from error
 
 
+@contextmanager
+def watched(device: Device) -> Iterator[None]:
+    """What fails inside because CUDA takes no work any more raises EngineBroken."""
+    try:
+        yield
+    except RuntimeError as error:
+        require_alive(device, error)
+        raise
+
+
 def release_cached(device: Device) -> None:
     """After running out of memory only: give cached blocks back, so that a smaller attempt can succeed."""
     if device.cuda:

@@ -261,11 +261,8 @@ class Qwen3Engine:
 
     def step(self, rows: Sequence[EngineSequence], deadline_ns: int) -> list[EngineEvent]:
         """See the contract. Rows beyond the free slots wait; ``deadline_ns`` is not needed, because live rows go first."""
-        try:
+        with devices.watched(self._device):
             return self._step(rows)
-        except RuntimeError as error:
-            devices.require_alive(self._device, error)
-            raise
 
     @torch.inference_mode()
     def _step(self, rows: Sequence[EngineSequence]) -> list[EngineEvent]:
