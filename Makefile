@@ -27,6 +27,7 @@ test: $(DEV) ## every test that needs neither minutes nor a GPU
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses=3 --dist=loadfile --durations=10
 
 oldest: $(OLDEST) ## what runs on transformers' own code, with the oldest version that we take
+	@PYTHONPATH=$(VENV)/oldest $(BIN)/python -P -c 'import transformers as t; assert "/oldest/" in t.__file__; print("transformers", t.__version__)'
 	PYTHONPATH=$(VENV)/oldest $(BIN)/python -m pytest tests/torch/test_aligner.py tests/torch/test_checkpoint.py --numprocesses=2 --dist=loadfile
 
 slow: $(DEV) ## long files, real-time pace, long chaos

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shared.pcm import SAMPLE_RATE, seconds
-from shared.scripts import separator
 from worker.audio.quiet import quiet_middle
 from worker.audio.samples import Audio
 from worker.engines.base import EngineSequence, Final, Work
 from worker.text.rejoin import continued
-from worker.text.repetition import collapse_repetitions, collapse_word_runs
-from worker.text.spelling import spelling, words_of
+from worker.text.repetition import places_without_runs
+from worker.text.spelling import Part, Spelling
 
 SPLIT_SECONDS = 4.0
 """A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""
@@ -95,18 +94,27 @@ class Hearing:
         return []
 
     def joined(self, said: str) -> Final:
-        """All pieces, which are done, as one final. ``said``: what stays, whatever they say; usually a beginning of it."""
-        finals = [piece.final for piece in self.pieces if piece.final is not None]
-        text = whole = text_of(finals)
-        words = tuple(
-            word.later(seconds(piece.offset)) for piece in self.pieces if piece.final for word in piece.final.words
+        """All pieces, which are done, as one final. ``said``: text that has been sent already; the result begins with it."""
+        done = [(piece, piece.final) for piece in self.pieces if piece.final is not None]
+        finals = [final for _, final in done]
+        spelling = Spelling(
+            [
+                Part(final.text, final.logprobs, [word.later(seconds(piece.offset)) for word in final.words])
+                for piece, final in done
+            ]
         )
-        logprobs = tuple(pair for final in finals for pair in final.logprobs)
+        text = spelling.text
+        words = tuple(word for part in spelling.parts for word in part.words)
+        logprobs = tuple(token for part in spelling.parts for token in part.tokens)
         # An engine may have said more of a run-away than it keeps.
-        if self.in_parts or not said or not text.startswith(said):
-            text = continued(said, collapse_word_runs(collapse_repetitions(text)).strip())
-        if text != whole:
-            words, logprobs = words_of(words, text), spelling(logprobs, text)
+        if self.in_parts or not said.strip() or not text.startswith(said):
+            places = places_without_runs(text)
+            left = "".join(text[place] for place in places)
+            whole, text = text, continued(said.strip() and said, left)
+            if text != left:  # begins otherwise than what is heard
+                words, logprobs = (), ()
+            elif self.in_parts or text != whole:
+                words, logprobs = spelling.words(places), spelling.tokens(places)
         works = [final.work for final in finals]
         return replace(
             finals[0],
@@ -124,14 +132,6 @@ class Hearing:
                 max(work.windows_listening for work in works),
             ),
         )
-
-
-def text_of(finals: Sequence[Final]) -> str:
-    """One after the other, with a space between where their script has spaces."""
-    text = ""
-    for final in finals:
-        text += separator(text, final.text) + final.text
-    return text
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

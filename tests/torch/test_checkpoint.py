@@ -16,6 +16,7 @@ from tests.torch.running import loaded, noise, transcribe
 from worker.engines.pair import PairEngine
 from worker.engines.qwen3.checkpoint import open_checkpoint
 from worker.engines.qwen3.device import Device, free_bytes
+from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.weights import load_recogniser
 from worker.engines.registry import EngineOptions, create
@@ -162,3 +163,14 @@ def test_a_pair_shares_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         held += rooms[-1]
     assert min(rooms) > 0.5 * gib
     assert held <= 10 * gib - 1536 * 1024**2
+
+
+def test_a_model_that_does_not_run_stops_the_start(random_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be ready, and fail everything."""
+
+    def broken(*_: object) -> list[torch.Tensor]:
+        raise RuntimeError("CUDNN_STATUS_NOT_INITIALIZED")
+
+    monkeypatch.setattr(Encoder, "__call__", broken)
+    with pytest.raises(ModelLoadFailed, match="does not run"):
+        loaded(random_checkpoint)

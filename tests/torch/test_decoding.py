@@ -252,3 +252,24 @@ def test_no_memory_for_a_pass_costs_no_words(
     events = drive(random_engine, rows)
     for row, tokens in zip(rows, expected[4:7], strict=True):
         check(row, tokens, events)
+
+
+def test_a_pass_ahead_that_fails_costs_no_words(
+    random_engine: Qwen3Engine, clips: list[Audio], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whatever: the pass before it lands, and the rows get their tokens in the next step."""
+    next_tokens, failed = random_engine._forward.next_tokens, 0
+
+    def poor(*args: object, after: object = None) -> torch.Tensor:
+        nonlocal failed
+        if after is not None and failed < 5:
+            failed += 1
+            raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+        return next_tokens(*args, after=after)  # type: ignore[arg-type, misc]
+
+    monkeypatch.setattr(random_engine._forward, "next_tokens", poor)
+    rows = [start(random_engine, clip, str(n), language="en") for n, clip in enumerate(clips[4:7])]
+    events = drive(random_engine, rows)
+    assert failed == (5 if random_engine._passes.goes_ahead else 0)
+    for row, tokens in zip(rows, expected[4:7], strict=True):
+        check(row, tokens, events)

@@ -165,6 +165,27 @@ def test_out_of_memory_shrinks_the_group_and_retries(
     assert seen[0] > 2
 
 
+def test_what_fails_after_running_out_of_memory_fails_its_row(
+    trained_engine: Qwen3Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries that want memory for themselves have errors of their own."""
+    real, seen = Encoder.__call__, []
+
+    def hungry(self: Encoder, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
+        seen.append(len(frames))
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError("scripted")
+        if len(seen) == 2:
+            raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+        return real(self, features, frames)
+
+    monkeypatch.setattr(Encoder, "__call__", hungry)
+    waves = WAVES[:4]
+    rows = [start(trained_engine, read_audio(wave), wave.stem, language="en") for wave in waves]
+    done = finals(drive(trained_engine, rows))
+    assert [done[wave.stem].text for wave in waves] == [said(wave) for wave in waves]
+
+
 def test_out_of_memory_for_one_row_fails_that_row(trained_engine: Qwen3Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Encoder.__call__
 

@@ -120,7 +120,7 @@ def test_what_the_language_is_called_is_not_left_to_chance(
 
 
 def test_draws_are_by_the_probabilities() -> None:
-    """Against ``multinomial``'s own: the share of each token in 40,000 draws."""
+    """The share of each token in 40,000 draws."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, float("-inf")])
     for heat in (0.5, 1.0, 2.0):

@@ -66,17 +66,20 @@ def test_a_final_of_parts_tells_all_of_them() -> None:
     assert hearing.in_parts
     assert not hearing.done
     one, two = Work(1, 2, 3, 4, 5), Work(10, 20, 30, 40, 50)
-    words = (Word("heard", 0.5, 1.0),)
+    words: tuple[Word, ...] = (Word("twice", 0.5, 1.0),)
     # The second part comes first; it runs away again and is too short to be cut.
     assert second.length < 6 * RATE
-    take(hearing, second, "twice", words=words, avg_logprob=-3.0, language="de", logprobs=(("t", -3.0),), work=two)
+    late = (("twice", -3.0),)
+    take(hearing, second, "twice", words=words, avg_logprob=-3.0, language="de", logprobs=late, work=two)
     assert not hearing.done
-    take(hearing, first, "It was", avg_logprob=-1.0, logprobs=(("I", -1.0),), work=one)
+    words = (Word("It", 0.0, 0.1), Word("was", 0.2, 0.3))
+    early = (("It", -1.0), (" was", -1.5))
+    take(hearing, first, "It was", words=words, avg_logprob=-1.0, logprobs=early, work=one)
     final = hearing.joined("")
     assert (final.text, final.language, final.finish_reason) == ("It was twice", "de", "length")
-    assert final.words == (Word("heard", 0.5 + second.offset / RATE, 1.0 + second.offset / RATE),)
+    assert final.words == (*words, Word("twice", 0.5 + second.offset / RATE, 1.0 + second.offset / RATE))
     assert final.avg_logprob == -2.0
-    assert final.logprobs == (("I", -1.0), ("t", -3.0))
+    assert final.logprobs == (*early, (" twice", -3.0))
     assert final.work == Work(11, 22, 33, 44, 50)
 
 

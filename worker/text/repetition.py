@@ -36,13 +36,7 @@ def collapse_repetitions(text: str, threshold: int = CHAR_REPEATS) -> str:
     A run is one character more than ``threshold`` times or, looked for after those are gone, a pattern of 2 to 20 characters
     at least ``threshold`` times. Text without a run comes back as it was, and so does the result: this is idempotent.
     """
-    if threshold < 2:
-        raise ValueError(f"A threshold of {threshold} would cut what is said twice.")
-    if len(text) <= threshold:
-        return text
-    text = re.sub(rf"(.)\1{{{threshold},}}", r"\1", text, flags=re.DOTALL)
-    kept = _collapse(text, [0, len(text) + 1] + [threshold] * (MAX_PERIOD - 1))
-    return text if len(kept) == len(text) else "".join(text[index] for index in kept)
+    return _at(text, _places_without_repetitions(text, threshold))
 
 
 def collapse_word_runs(text: str) -> str:
@@ -51,15 +45,51 @@ def collapse_word_runs(text: str) -> str:
     Words are separated by white space and compared without case and punctuation. When a run lasts to the end of the text,
     the partial copy that ends it goes too: it is where a budget cut the run-away. Other text comes back as it was.
     """
-    words = _WORD.findall(text)
+    return _at(text, _places_without_word_runs(text))
+
+
+def places_without_runs(text: str) -> Sequence[int]:
+    """Places of the characters that both leave, one after the other, without white space at the ends."""
+    places = _places_without_repetitions(text, CHAR_REPEATS)
+    left = _at(text, places)
+    kept = _places_without_word_runs(left)
+    left = _at(left, kept)
+    lead = len(left) - len(left.lstrip())
+    kept = kept[lead : max(lead, len(left.rstrip()))]
+    return kept if len(places) == len(text) else [places[place] for place in kept]
+
+
+def _at(text: str, places: Sequence[int]) -> str:
+    return text if len(places) == len(text) else "".join(text[place] for place in places)
+
+
+def _places_without_repetitions(text: str, threshold: int) -> Sequence[int]:
+    if threshold < 2:
+        raise ValueError(f"A threshold of {threshold} would cut what is said twice.")
+    if len(text) <= threshold:
+        return range(len(text))
+    places: list[int] = []
+    end = 0
+    for run in re.finditer(rf"(.)\1{{{threshold},}}", text, flags=re.DOTALL):
+        places += range(end, run.start() + 1)
+        end = run.end()
+    places += range(end, len(text))
+    kept = _collapse(_at(text, places), [0, len(text) + 1] + [threshold] * (MAX_PERIOD - 1))
+    return places if len(kept) == len(places) else [places[index] for index in kept]
+
+
+def _places_without_word_runs(text: str) -> Sequence[int]:
+    words = [match.span() for match in _WORD.finditer(text)]
     if len(words) < RUN_ITEMS:
-        return text
-    keys = [_word_key(word) for word in words]
+        return range(len(text))
+    keys = [_word_key(text[start:stop]) for start, stop in words]
     kept = _collapse(keys, [0] + [repeats_of_runaway(period) for period in range(1, MAX_PERIOD + 1)], drop_tail=True)
     if len(kept) == len(words):
-        return text
-    leading = text[: len(text) - len(text.lstrip())]
-    return (leading + "".join(words[index] for index in kept)).rstrip()
+        return range(len(text))
+    places = [*range(words[0][0]), *(place for index in kept for place in range(*words[index]))]
+    while text[places[-1]].isspace():
+        places.pop()
+    return places
 
 
 def repeats_of_runaway(period: int) -> int:

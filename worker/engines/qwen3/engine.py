@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError
+from shared.errors import AudioTooLong, BadRequest, EngineFailed, ModelLoadFailed, NapscribeError, OutOfMemory
 from shared.journal import log
 from shared.languages import NAMES
 from shared.messages import Capabilities, Lane
@@ -190,7 +190,7 @@ class Qwen3Engine:
                 self.finish(sequence)
                 for _ in range(3):
                     if not sequence.closed:
-                        self.step([sequence], 0)
+                        _require_work(self.step([sequence], 0))
                 self.cancel(sequence)
         self.encoder.encoded = 0
 
@@ -357,6 +357,15 @@ class Qwen3Engine:
         self._table.release(row)
         row.forget()
         return SequenceFailed(row, error)
+
+
+def _require_work(events: Sequence[EngineEvent]) -> None:
+    """Raises ModelLoadFailed, OutOfMemory: a model that fails on noise and on silence would fail on everything."""
+    for event in events:
+        if isinstance(event, SequenceFailed):
+            if isinstance(event.error, OutOfMemory):
+                raise event.error
+            raise ModelLoadFailed(f"The model does not run: {event.error.message}", hint=event.error.hint)
 
 
 def _own(sequence: EngineSequence) -> Qwen3Sequence:

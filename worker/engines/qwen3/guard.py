@@ -71,8 +71,8 @@ def _compressed(text: bytes) -> int:
 
 
 def kept_of_dense(tokens: Sequence[int], text_of: Sequence[bytes]) -> int | None:
-    """The same, where the last ones are denser than speech; None where they are not. ``text_of``: bytes of each token. Linear in
-    the window, not in the length."""
+    """How many of the tokens were good, where the last ones are denser than speech; None where they are not. ``text_of``: bytes of
+    each token. Linear in the window, not in the length."""
     start, size = len(tokens), 0
     while start > 0 and size < _DENSITY_BYTES:
         start -= 1

@@ -87,8 +87,8 @@ class Passes:
         if following := [*going, *riders]:
             try:
                 self._ahead = self._catch_up.launch_ahead(following, flight)
-            except torch.OutOfMemoryError:
-                devices.release_cached(self._device)  # they get their tokens in the next step
+            except RuntimeError as error:  # they get their tokens in the next step
+                self._survive(error)
         return self._advance(*self._catch_up.land_ahead(flight, current))
 
     def listen(self, group: Sequence[Qwen3Sequence]) -> list[EngineEvent]:
@@ -109,16 +109,21 @@ class Passes:
 
     # ------------------------------------------------------------ when a pass fails
 
-    def _again(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
+    def _survive(self, error: BaseException) -> None:
+        """Free what can be freed, if memory was short. Raises EngineBroken if there is nothing to go on with."""
         if isinstance(error, torch.OutOfMemoryError):
             devices.release_cached(self._device)
-            return self._retry_smaller(group, error)
+            return
+        devices.require_alive(self._device, error)
+        log("a pass failed", level="error", error=repr(error))
+
+    def _again(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
         if not isinstance(error, NapscribeError):
-            devices.require_alive(self._device, error)
-            log("a pass failed", level="error", error=repr(error))
-            error = EngineFailed(f"The engine failed: {type(error).__name__}.")
+            self._survive(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            return self._retry_smaller(group, error)
         if len(group) == 1:
-            return [self._fail(group[0], error)]
+            return [self._fail(group[0], _typed(error))]
         return [event for row in group for event in self._alone(row)]
 
     def _alone(self, row: Qwen3Sequence) -> list[EngineEvent]:
@@ -133,11 +138,17 @@ class Passes:
         try:
             return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
         except torch.OutOfMemoryError as again:
-            devices.release_cached(self._device)
+            self._survive(again)
             error = again
+        except (RuntimeError, NapscribeError) as other:
+            return self._again(smaller, other)
         failure = OutOfMemory(
             "The device ran out of memory for this recording.",
             hint="Lower NAPSCRIBE_GPU_MEMORY_MB so that fewer sequences run at once, or stop other programs on the card.",
         )
         failure.__cause__ = error
         return [self._fail(row, failure) for row in smaller[:1]]
+
+
+def _typed(error: BaseException) -> NapscribeError:
+    return error if isinstance(error, NapscribeError) else EngineFailed(f"The engine failed: {type(error).__name__}.")

@@ -31,7 +31,7 @@ def sampled(logits: Tensor, temperatures: Sequence[float], generator: torch.Gene
     heat = torch.tensor(temperatures, device=logits.device)[:, None]
     odds = (scores / heat.clamp(min=1e-3)).softmax(dim=-1)
     noise = torch.empty_like(odds).exponential_(generator=generator).clamp_(min=_LEAST)
-    ids = torch.where(heat > 0, (odds / noise).argmax(dim=-1, keepdim=True), scores.argmax(dim=-1, keepdim=True))
+    ids = torch.where(heat > 0, odds.div_(noise).argmax(dim=-1, keepdim=True), scores.argmax(dim=-1, keepdim=True))
     return _pack(ids[:, 0], (scores.gather(1, ids)[:, 0] - scores.logsumexp(dim=-1)))
 
 

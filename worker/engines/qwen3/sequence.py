@@ -41,20 +41,21 @@ class Qwen3Sequence:
     def __init__(self, request: SequenceRequest, vocabulary: Vocabulary) -> None:
         self._request = request
         self._vocabulary = vocabulary
+        prefix = request.prefix if request.prefix.strip() else ""
         self._prompt: Prompt = build_prompt(
             vocabulary,
             language=request.language,
             prompt=request.prompt,
             keywords=request.keywords,
-            prefix=request.prefix.strip() and request.prefix,
+            prefix=prefix,
         )
         self._language = request.language
-        self._kept = request.prefix if request.prefix.strip() else ""
+        self._kept = prefix
         """Text that stays: a beginning of every hypothesis and of the final."""
         self._waiting: tuple[int, ...] = ()
         """Tokens of ``_kept`` that wait for the model to name the language, and are put in then."""
         if self._kept and not request.language:
-            self._waiting = tuple(prefix_tokens(vocabulary, request.prefix))
+            self._waiting = tuple(prefix_tokens(vocabulary, prefix))
         self._frozen: list[tuple[int, bytes, float]] = []
         """Tokens that the model chose and that are part of the prompt since, with their bytes and scores."""
         self.samples = SampleBuffer()
@@ -121,7 +122,8 @@ class Qwen3Sequence:
     @property
     def temperature(self) -> float:
         """Of the next token. What the language is called is not left to chance: the line that names it would come out as text."""
-        return self._request.temperature if self._parser.begun else 0.0
+        asked = self._request.temperature
+        return asked if asked and self._parser.begun else 0.0
 
     @property
     def ready(self) -> bool:

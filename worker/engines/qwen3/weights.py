@@ -150,7 +150,7 @@ class Recogniser(nn.Module):
 def load_recogniser(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, report: Report) -> Recogniser:
     """The model on ``device``, in ``dtype``. ``report`` gets the share of the tensors that are read.
 
-    Raises ModelLoadFailed: a file that cannot be read, keys or shapes that do not fit, named.
+    Raises ModelLoadFailed: a file that cannot be read, keys or shapes that do not fit, weights that are not finite, named.
     """
     with torch.device("meta"):
         model = Recogniser(checkpoint.config)
