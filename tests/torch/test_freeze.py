@@ -204,7 +204,7 @@ def test_freezing_while_the_next_token_is_under_way(
     wave = WAVES[1]
     sound = read_audio(wave)
     changed = 0
-    for at in range(2, 30):
+    for at in range(2, 30, 2):
         texts = []
         for goes_ahead in (False, True):
             monkeypatch.setattr(trained_engine._passes, "goes_ahead", goes_ahead)
@@ -217,7 +217,7 @@ def test_freezing_while_the_next_token_is_under_way(
                     changed += 1
             texts.append(finals(events)["r"].text)
         assert texts[0] == texts[1]
-    assert changed > 10
+    assert changed > 8
 
 
 def test_a_prefix_of_white_space_is_none(trained_engine: Qwen3Engine) -> None:

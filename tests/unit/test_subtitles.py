@@ -56,7 +56,7 @@ SENTENCE = "I think that the first thing we should do, before anything else, is 
 
 
 def parse_srt(text: str) -> Any:
-    return pysrt.from_string(text, error_handling=pysrt.ERROR_RAISE)  # type: ignore[no-untyped-call]
+    return pysrt.from_string(text, error_handling=pysrt.ERROR_RAISE)
 
 
 def test_srt_is_what_a_strict_parser_reads() -> None:
