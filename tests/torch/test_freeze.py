@@ -217,7 +217,7 @@ def test_freezing_while_the_next_token_is_under_way(
                     changed += 1
             texts.append(finals(events)["r"].text)
         assert texts[0] == texts[1]
-    assert changed > 8
+    assert changed > 4
 
 
 def test_a_prefix_of_white_space_is_none(trained_engine: Qwen3Engine) -> None:
