@@ -158,10 +158,7 @@ def test_out_of_memory_shrinks_the_group_and_retries(
         return real(self, features, frames)
 
     monkeypatch.setattr(Encoder, "__call__", hungry)
-    waves = WAVES[:4]
-    rows = [start(trained_engine, read_audio(wave), wave.stem, language="en") for wave in waves]
-    done = finals(drive(trained_engine, rows))
-    assert [done[wave.stem].text for wave in waves] == [said(wave) for wave in waves]
+    _four_clips_are_right(trained_engine)
     assert seen[0] > 2
 
 
@@ -180,9 +177,13 @@ def test_what_fails_after_running_out_of_memory_fails_its_row(
         return real(self, features, frames)
 
     monkeypatch.setattr(Encoder, "__call__", hungry)
+    _four_clips_are_right(trained_engine)
+
+
+def _four_clips_are_right(engine: Qwen3Engine) -> None:
     waves = WAVES[:4]
-    rows = [start(trained_engine, read_audio(wave), wave.stem, language="en") for wave in waves]
-    done = finals(drive(trained_engine, rows))
+    rows = [start(engine, read_audio(wave), wave.stem, language="en") for wave in waves]
+    done = finals(drive(engine, rows))
     assert [done[wave.stem].text for wave in waves] == [said(wave) for wave in waves]
 
 

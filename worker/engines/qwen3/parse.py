@@ -126,3 +126,19 @@ class OutputParser:
             alone = len(words) == 1 and not self._raw[-1:].isspace()
             return not (alone and _LANGUAGE.startswith(words[0].lower()))
         return len(words) > 1 + _MAX_LANGUAGE_WORDS and "<" not in self._raw
+
+
+def scored_text(tokens: Iterable[tuple[bytes, float]]) -> tuple[tuple[str, float], ...]:
+    """Text and log probability of each token, from its bytes; tokens that share a character are one entry."""
+    out: list[tuple[str, float]] = []
+    piece, score = b"", 0.0
+    for more, value in tokens:
+        piece, score = piece + more, score + value
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            continue
+        if text:
+            out.append((text, score))
+        piece, score = b"", 0.0
+    return tuple(out)

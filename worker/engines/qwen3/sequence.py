@@ -22,7 +22,7 @@ from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
 from worker.engines.qwen3.border import border
 from worker.engines.qwen3.guard import CHECK_EVERY, kept_of_dense, kept_of_run, visible
-from worker.engines.qwen3.parse import OutputParser
+from worker.engines.qwen3.parse import OutputParser, scored_text
 from worker.engines.qwen3.prompt import Prompt, build_prompt, prefix_tokens
 from worker.engines.qwen3.sampling import Mark
 from worker.engines.qwen3.verdicts import ENDS, GOES_ON
@@ -387,18 +387,5 @@ class Qwen3Sequence:
         )
 
     def _logprobs(self) -> tuple[tuple[str, float], ...]:
-        """Text and log probability of each token; tokens that share a character are one entry."""
-        out: list[tuple[str, float]] = []
-        piece, score = b"", 0.0
-        frozen = [(p, s) for _, p, s in self._frozen]
         chosen = zip(self._pieces[self._text_from :], self.scores[self._text_from :], strict=True)
-        for more, value in (*frozen, *chosen):
-            piece, score = piece + more, score + value
-            try:
-                text = piece.decode()
-            except UnicodeDecodeError:
-                continue
-            if text:
-                out.append((text, score))
-            piece, score = b"", 0.0
-        return tuple(out)
+        return scored_text([*((piece, score) for _, piece, score in self._frozen), *chosen])
