@@ -104,6 +104,7 @@ class Hearing:
             ]
         )
         text = spelling.text
+        score = finals[0].avg_logprob
         words = tuple(word for part in spelling.parts for word in part.words)
         logprobs = tuple(token for part in spelling.parts for token in part.tokens)
         # An engine may have said more of a run-away than it keeps.
@@ -112,16 +113,17 @@ class Hearing:
             left = "".join(text[place] for place in places)
             whole, text = text, continued(said.strip() and said, left)
             if text != left:  # begins otherwise than what is heard
-                words, logprobs = (), ()
+                words, logprobs, score = (), (), _mean([final.avg_logprob for final in finals])
             elif self.in_parts or text != whole:
                 words, logprobs = spelling.words(places), spelling.tokens(places)
+                score = _mean([score for _, score in logprobs] or [final.avg_logprob for final in finals])
         works = [final.work for final in finals]
         return replace(
             finals[0],
             text=text,
             language=next((final.language for final in finals if final.language), ""),
             words=words,
-            avg_logprob=_mean([final.avg_logprob for final in finals]),
+            avg_logprob=score,
             logprobs=logprobs,
             finish_reason=self.ran_away or "stop",
             work=Work(

@@ -232,6 +232,15 @@ async def test_words_come_while_somebody_speaks(scripted: Server) -> None:
     assert kinds.count(COMPLETED) == 1
 
 
+async def test_scores_come_only_where_they_were_asked_for(scripted: Server) -> None:
+    async with sdk(scripted) as client, client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        await connection.input_audio_buffer.append(audio=base64.b64encode(pcm("jfk", 24_000)).decode())
+        await connection.input_audio_buffer.commit()
+        events = await collect(connection)
+    assert transcript(events)
+    assert all(event.logprobs is None for event in events if event.type == COMPLETED)
+
+
 @pytest.mark.parametrize("how", ["crash_at", "break_at"])
 @pytest.mark.parametrize(
     ("detection", "step"),

@@ -64,7 +64,7 @@ def test_a_model_that_changes_its_mind_keeps_what_is_frozen(
 ) -> None:
     """The random model says something else at each update; after what is frozen it goes on as ``generate()`` would."""
     clip = loud_start(8.0)
-    row = start(random_engine, None, lane=Lane.LIVE, partials=True, language=language, logprobs=True)
+    row = start(random_engine, None, lane=Lane.LIVE, partials=True, language=language)
     frozen, changes, own = "", 0, 0
     for end in range(LIVE_HOP * 4, len(clip), LIVE_HOP * 6):
         random_engine.feed(row, clip[row.samples.length : end])
@@ -92,7 +92,7 @@ def test_a_model_that_changes_its_mind_keeps_what_is_frozen(
 
 def test_freezing_in_mid_decode_and_in_a_suspended_slot(trained_engine: Qwen3Engine) -> None:
     wave = next(w for w in WAVES if w.stem == "flite-awb")
-    row = start(trained_engine, read_audio(wave), partials=True, logprobs=True)
+    row = start(trained_engine, read_audio(wave), partials=True)
     for steps in itertools.count():
         events = trained_engine.step([row], 0)
         shown = [event.text for event in events if isinstance(event, Hypothesis)]

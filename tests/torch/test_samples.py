@@ -80,7 +80,7 @@ def test_partials_grow_into_the_final(trained_engine: Qwen3Engine, sounds: dict[
 
 
 def test_logprobs_spell_the_text(trained_engine: Qwen3Engine, sounds: dict[str, Audio]) -> None:
-    final = transcribe(trained_engine, sounds["hibari-plain"], logprobs=True)
+    final = transcribe(trained_engine, sounds["hibari-plain"])
     assert "".join(text for text, _ in final.logprobs) == final.text
     assert final.avg_logprob == pytest.approx(sum(score for _, score in final.logprobs) / len(final.logprobs))
 

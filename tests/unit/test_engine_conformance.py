@@ -253,7 +253,6 @@ def test_every_field_of_a_request_is_taken(loaded: Loaded) -> None:
         keywords=("Dashwood",),
         temperature=0.5,
         words=True,
-        logprobs=True,
         base_sample=123_456,
     )
     final = loaded.final(loaded.segment(clips()[0], request))

@@ -78,7 +78,7 @@ def test_a_final_of_parts_tells_all_of_them() -> None:
     final = hearing.joined("")
     assert (final.text, final.language, final.finish_reason) == ("It was twice", "de", "length")
     assert final.words == (*words, Word("twice", 0.5 + second.offset / RATE, 1.0 + second.offset / RATE))
-    assert final.avg_logprob == -2.0
+    assert final.avg_logprob == pytest.approx((-1.0 - 1.5 - 3.0) / 3)
     assert final.logprobs == (*early, (" twice", -3.0))
     assert final.work == Work(11, 22, 33, 44, 50)
 
@@ -114,8 +114,9 @@ def test_what_is_collapsed_takes_its_scores_and_words_along() -> None:
     spoken = ["Well", *[" no"] * 30, " thanks"]
     scores = tuple((token, -float(n)) for n, token in enumerate(spoken))
     words = tuple(Word(token.strip(), n / 10, (n + 1) / 10) for n, token in enumerate(spoken))
-    take(hearing, hearing.pieces[0], "".join(spoken), "length", logprobs=scores, words=words)
+    take(hearing, hearing.pieces[0], "".join(spoken), "length", avg_logprob=-15.5, logprobs=scores, words=words)
     final = hearing.joined("")
     assert final.text == "Well no thanks"
     assert final.logprobs == (scores[0], scores[1], scores[-1])
+    assert final.avg_logprob == (-0.0 - 1.0 - 31.0) / 3
     assert final.words == (words[0], words[1], words[-1])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from shared.messages import Event, Failed, FileDone, FileOptions, Lane, TranscribeFile
+from shared.messages import Event, Failed, FileDone, FileOptions, Lane, SegmentDone, TranscribeFile
 from shared.recorder import Recorder
 from tests.speech import DATA
 from worker.audio.vad import load_vad
@@ -46,10 +46,13 @@ def scheduler(events: list[Event], bell: Bell) -> Iterator[Scheduler]:
     engine.close()
 
 
-def transcribe(scheduler: Scheduler, events: list[Event], bell: Bell, language: str) -> Event:
+def transcribe(
+    scheduler: Scheduler, events: list[Event], bell: Bell, language: str, *, logprobs: bool = False
+) -> Event:
     """The last event of a file."""
     path = str(DATA / "librivox-0880.wav")
-    scheduler.handle(TranscribeFile(1, "file", Lane.BATCH, path, FileOptions(language=language)))
+    options = FileOptions(language=language, logprobs=logprobs)
+    scheduler.handle(TranscribeFile(1, "file", Lane.BATCH, path, options))
     deadline = time.monotonic() + 30
     while not events or not isinstance(events[-1], Failed | FileDone):
         assert time.monotonic() < deadline
@@ -61,6 +64,18 @@ def transcribe(scheduler: Scheduler, events: list[Event], bell: Bell, language: 
 @pytest.mark.parametrize("language", ["en", ""])
 def test_a_language_that_the_engine_knows(scheduler: Scheduler, events: list[Event], bell: Bell, language: str) -> None:
     assert isinstance(transcribe(scheduler, events, bell, language), FileDone)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_scores_come_only_where_they_were_asked_for(
+    scheduler: Scheduler, events: list[Event], bell: Bell, asked: bool
+) -> None:
+    transcribe(scheduler, events, bell, "en", logprobs=asked)
+    segments = [event for event in events if isinstance(event, SegmentDone)]
+    assert segments
+    for segment in segments:
+        assert "".join(token for token, _ in segment.logprobs).strip() == (segment.text if asked else "")
+        assert segment.avg_logprob is not None
 
 
 def test_an_engine_that_cannot_begin_fails_that_file_alone(

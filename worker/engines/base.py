@@ -42,7 +42,6 @@ class SequenceRequest:
     prefix: str = ""
     """Text that was emitted already and stays; the engine goes on after it. Only where ``accepts_prefix``."""
     words: bool = False
-    logprobs: bool = False
     partials: bool = False
     """Somebody reads hypotheses before the final; an engine need not produce any otherwise."""
     base_sample: int = 0
@@ -84,6 +83,7 @@ class Final:
     the caller, who knows where speech was."""
     avg_logprob: float | None = None
     logprobs: tuple[tuple[str, float], ...] = ()
+    """Text and log probability of each token; together they spell what follows the prefix. Empty if the engine does not know."""
     finish_reason: str = "stop"
     """``stop``; ``repetition`` or ``length`` when the engine ended a run-away: then ``text`` is what was good."""
     work: Work = Work()

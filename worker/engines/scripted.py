@@ -364,7 +364,7 @@ def _final(row: ScriptedSequence, reason: str) -> Final:
         language=request.language or "en",
         words=words if exact else (),
         avg_logprob=_TOKEN_LOGPROB if row.said else None,
-        logprobs=tuple((token, _TOKEN_LOGPROB) for token in row.tokens[: row.said]) if request.logprobs else (),
+        logprobs=tuple((token, _TOKEN_LOGPROB) for token in row.tokens[: row.said]),
         finish_reason=reason,
     )
 

@@ -131,7 +131,6 @@ class FileJob:
             temperature=options.temperature,
             prefix=piece.prefix,
             words=options.words,
-            logprobs=options.logprobs,
             partials=options.deltas,
             base_sample=self.open[index].segment.start_sample + piece.offset,
         )
@@ -185,7 +184,7 @@ class FileJob:
             language=final.language,
             avg_logprob=final.avg_logprob,
             finish_reason=final.finish_reason,
-            logprobs=final.logprobs,
+            logprobs=final.logprobs if self.command.options.logprobs else (),
         )
 
     @staticmethod

@@ -121,7 +121,6 @@ class LiveStream:
             keywords=options.keywords,
             temperature=options.temperature,
             words=options.words,
-            logprobs=options.logprobs,
             partials=options.partials and (self.accepts_prefix or not options.only_certain),
             base_sample=begin.start_sample,
         )
@@ -243,7 +242,7 @@ class LiveStream:
                 cause=end.cause,
                 revised=utterance.stabilizer.revised(text),
                 timings=self._timings(utterance, final),
-                logprobs=final.logprobs,
+                logprobs=final.logprobs if utterance.options.logprobs else (),
             )
         )
         return events

@@ -381,7 +381,7 @@ class Qwen3Sequence:
             self.text,
             language=self.language,
             avg_logprob=sum(scores) / len(scores) if scores else None,
-            logprobs=self._logprobs() if self._request.logprobs else (),
+            logprobs=self._logprobs(),
             finish_reason=self.finish_reason,
             work=Work(self.encode_ns, self.prefill_ns, self.decode_ns, self.windows_encoded),
         )
