@@ -9,7 +9,8 @@ import time
 from gateway.jobs.admission import Job, Lanes
 from gateway.jobs.file_job import FileJob
 from gateway.life.channel import Channel
-from gateway.life.supervisor import Supervisor, Worker
+from gateway.life.supervisor import Supervisor
+from gateway.life.vitals import Worker
 from shared.errors import Busy, Cancelled, NapscribeError, QueueTimeout, WorkerCrashed, from_code
 from shared.journal import log
 from shared.messages import Cancel, Delta, Failed, FileDone, JobEvent, Lane, SegmentDone

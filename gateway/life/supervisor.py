@@ -11,46 +11,22 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.life import lifecycle
 from gateway.life.channel import Channel
 from gateway.life.lifecycle import Phase, Policy, State, Timer
 from gateway.life.process import WorkerProcess, resident_bytes
-from shared.errors import ModelLoadFailed, NapscribeError, ProtocolError, WorkerUnavailable, from_code
+from gateway.life.vitals import Vitals, Worker
+from shared.errors import NapscribeError, ProtocolError, WorkerUnavailable, from_code
 from shared.journal import log
-from shared.messages import (
-    PROTOCOL_VERSION,
-    Capabilities,
-    Event,
-    Fatal,
-    Hello,
-    Lane,
-    Ping,
-    Pong,
-    Progress,
-    Ready,
-    Stop,
-)
+from shared.messages import Event, Ping, Stop
 from shared.recorder import Recorder
 
 PULSE_SECONDS = 1.0
 MISSED_PULSES = 5
 """Pings in a row without an answer after which a ready worker counts as hung. Ticks are counted, not seconds: a gateway
 that was itself suspended does not blame the worker."""
-MAX_AUDIO_STEP_SECONDS = 60
-"""A stretch of a file is decoded and listened to in less than a second, and a child that reads it may have to start: 20 s at most."""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A worker that is ready."""
-
-    generation: int
-    pid: int
-    capabilities: Capabilities
-    credits: dict[Lane, int]
 
 
 class Listener(Protocol):
@@ -112,21 +88,12 @@ class Supervisor:
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._process: WorkerProcess | None = None
-        self._pid = 0
-        """As the worker itself said."""
         self._recorder: tuple[int, Recorder | None] = (0, None)
-        self._worker: Worker | None = None
-        self._word_times = "none"
-        self._languages = languages
-        self._fatal: Fatal | None = None
+        self._vitals = Vitals(languages)
         self._waiters: list[asyncio.Future[Worker]] = []
         self._changed = asyncio.Event()
         self._pulse: asyncio.TimerHandle | None = None
-        self._missed = 0
-        self._phase_of_start = ("", 0.0)
         self._started_at = 0.0
-        self.pong = Pong(0, 0, 0, 0)
-        """The worker's last word about itself."""
         self.spawn_seconds = 0.0
         """Spawn to ready of the last start."""
 
@@ -140,8 +107,8 @@ class Supervisor:
 
     async def ensure_ready(self) -> Worker:
         """Wait for a ready worker; the caller holds a lease. Raises what ``Listener.refuse_all`` is told."""
-        if self._worker is not None and self._state.phase is Phase.READY:
-            return self._worker
+        if self._vitals.worker is not None and self._state.phase is Phase.READY:
+            return self._vitals.worker
         waiter: asyncio.Future[Worker] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -186,8 +153,8 @@ class Supervisor:
 
     def report(self) -> dict[str, object]:
         """The state of the worker for people and monitors; wakes nothing."""
-        worker, process, state = self._worker, self._process, self._state
-        phase, fraction = self._phase_of_start
+        process, state, worker = self._process, self._state, self._vitals.worker
+        phase, fraction = self._vitals.start
         pid = process.pid if process else worker.pid if worker else 0
         return {
             "state": state.phase.value,
@@ -199,31 +166,22 @@ class Supervisor:
             "idle_in_seconds": self._seconds_left(Timer.IDLE),
             "cooldown_seconds": self._seconds_left(Timer.COOLDOWN),
             "resident_bytes": resident_bytes(pid) if pid else 0,
-            "device_bytes": self.pong.device_memory if worker else 0,
-            "engine": worker.capabilities.engine if worker else None,
-            "device": worker.capabilities.device if worker else None,
-            "slots": worker.capabilities.slots if worker else None,
-            "live_model": (worker.capabilities.live_model or None) if worker else None,
-            "live_slots": worker.capabilities.live_slots if worker else None,
-            "max_live": worker.capabilities.max_live if worker else None,
-            "working_on": {lane.name.lower(): self.pong.queued.get(lane, 0) if worker else 0 for lane in Lane},
-            "steps": self.pong.steps if worker else 0,
-            "preemptions": self.pong.preemptions if worker else 0,
+            **self._vitals.report(),
         }
 
     @property
     def word_times(self) -> str:
         """``exact``, ``estimated`` or ``none``, as the last engine declared it."""
-        return self._word_times
+        return self._vitals.word_times
 
     @property
     def languages(self) -> tuple[str, ...]:
         """ISO 639-1 codes, as the last engine declared them; before there was one, what its name tells."""
-        return self._languages
+        return self._vitals.languages
 
     def starting(self) -> str:
         """One phrase about where a start is, for people who wait."""
-        phase, fraction = self._phase_of_start
+        phase, fraction = self._vitals.start
         if self._state.phase is not Phase.STARTING:
             return str(self._state.phase.value)
         return f"starting: {phase or 'spawned'}" + (f" {fraction:.0%}" if fraction else "")
@@ -247,45 +205,15 @@ class Supervisor:
         """Events about the worker itself; the caller routes those of jobs elsewhere."""
         if event.generation != self._state.generation:
             return
-        match event:
-            case Hello(protocol=protocol) if protocol != PROTOCOL_VERSION:
-                message = f"The worker speaks protocol {protocol}, this gateway {PROTOCOL_VERSION}."
-                hint = "Gateway and worker come from different installations: install again."
-                self._fatal = Fatal(event.generation, ModelLoadFailed.code, message, hint)
-                self.unresponsive(event.generation, message)
-            case Hello(pid=pid):
-                self._pid = pid
-                self._progressed(event.generation, "connected", 0.0)
-            case Progress(phase=phase, fraction=fraction):
-                self._progressed(event.generation, phase, fraction)
-            case Ready(capabilities=capabilities, credits=credits):
-                # On a busy loop this may come before the spawn has returned, and then ``_process`` is not there yet.
-                self._worker = Worker(event.generation, self._pid, capabilities, credits)
-                self._word_times = capabilities.word_times
-                self._languages = capabilities.languages
-                self.spawn_seconds = self._loop.time() - self._started_at
-                self.post(lifecycle.BecameReady(event.generation))
-            case Fatal():
-                self._fatal = event
-            case Pong():
-                self._missed = 0
-                self.pong = event
-                worker = self._worker
-                if worker is not None and event.step_age_ns > worker.capabilities.max_step_s * 1e9:
-                    age = event.step_age_ns / 1e9
-                    self.unresponsive(event.generation, f"a step of the engine has been running for {age:.0f} s")
-                elif event.audio_age_ns > MAX_AUDIO_STEP_SECONDS * 1e9:
-                    self.unresponsive(event.generation, f"decoding has hung for {event.audio_age_ns / 1e9:.0f} s")
+        meaning = self._vitals.take(event)
+        if meaning is not None:
+            self.post(meaning)
 
     def garbage(self, generation: int, error: ProtocolError) -> None:
         """A worker that speaks nonsense is as good as a dead one; a stranger's nonsense is dropped."""
         log("garbage on the channel", level="error", about=generation, error=str(error))
         if generation == self._state.generation:
             self.unresponsive(generation, f"it sent garbage: {error.message}")
-
-    def _progressed(self, generation: int, phase: str, fraction: float) -> None:
-        self._phase_of_start = (phase, fraction)
-        self.post(lifecycle.Progressed(generation))
 
     # ------------------------------------------------------------ the writer
 
@@ -327,7 +255,7 @@ class Supervisor:
                 for listener in self._listeners:
                     listener.worker_stopping()
             case lifecycle.AnnounceLost(generation, crashed, reason):
-                self._worker = None
+                self._vitals.worker = None
                 self._channel.forget(generation)
                 for listener in self._listeners:
                     listener.worker_lost(generation, crashed=crashed, reason=reason)
@@ -337,21 +265,23 @@ class Supervisor:
                 self._reclaim()
 
     def _announce_ready(self) -> None:
-        worker = self._worker
+        worker = self._vitals.worker
         assert worker is not None
+        self.spawn_seconds = self._loop.time() - self._started_at
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(worker)
-        self._missed = 0
+        self._vitals.missed = 0
         self._pulse = self._loop.call_later(PULSE_SECONDS, self._beat, worker.generation)
         for listener in self._listeners:
             listener.worker_ready(worker)
 
     def _refuse(self, reason: str, retry: bool) -> None:
         error: NapscribeError
-        if self._fatal is not None and not retry:
-            error = from_code(self._fatal.code, self._fatal.message, hint=self._fatal.hint)
+        fatal = self._vitals.fatal
+        if fatal is not None and not retry:
+            error = from_code(fatal.code, fatal.message, hint=fatal.hint)
         else:
             hint = "The server's log has the worker's last words."
             error = WorkerUnavailable(f"No worker: {reason.rstrip('.')}.", hint=hint, retry_after=1)
@@ -385,9 +315,7 @@ class Supervisor:
     async def _run(self, generation: int) -> None:
         """From spawn to reaped, whatever happens in between."""
         self._started_at = self._loop.time()
-        self._phase_of_start = ("", 0.0)
-        self._fatal = None
-        self.pong = Pong(generation, 0, 0, 0)
+        self._vitals.begin(generation)
         try:
             process = await self._spawn(generation)
         except Exception as error:
@@ -399,7 +327,7 @@ class Supervisor:
             self._end(generation, max(1, self._state.hardness))
         how = await process.wait()
         self._process = None
-        fatal: Fatal | None = self._last_fatal()
+        fatal = self._vitals.fatal
         if fatal is None and self._state.phase is not Phase.CLOSED and not self._state.asked:
             log("worker's last words", level="error", about=generation, exit=how, stderr=list(process.tail)[-12:])
         reason = fatal.message if fatal else f"the worker ended: {how}"
@@ -414,9 +342,6 @@ class Supervisor:
             return await WorkerProcess.spawn(argv, {**os.environ, "PYTHONSAFEPATH": "1"}, [descriptor])
         finally:
             os.close(descriptor)
-
-    def _last_fatal(self) -> Fatal | None:
-        return self._fatal
 
     def _end(self, generation: int, hardness: int) -> None:
         process = self._process
@@ -433,13 +358,13 @@ class Supervisor:
             process.signal(signal.SIGKILL)
 
     def _beat(self, generation: int) -> None:
-        worker = self._worker
+        worker, vitals = self._vitals.worker, self._vitals
         if worker is None or worker.generation != generation or self._state.phase is Phase.STOPPING:
             return
-        if self._missed >= MISSED_PULSES:
-            self.unresponsive(generation, f"no answer to {self._missed} pings")
+        if vitals.missed >= MISSED_PULSES:
+            self.unresponsive(generation, f"no answer to {vitals.missed} pings")
             return
-        self._missed += 1
+        vitals.missed += 1
         with contextlib.suppress(NapscribeError):
-            self._channel.control(Ping(generation, self._missed))
+            self._channel.control(Ping(generation, vitals.missed))
         self._pulse = self._loop.call_later(PULSE_SECONDS, self._beat, generation)

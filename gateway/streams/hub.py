@@ -12,7 +12,8 @@ import time
 
 from gateway.latency import LatencyLog
 from gateway.life.channel import Channel
-from gateway.life.supervisor import Lease, Supervisor, Worker
+from gateway.life.supervisor import Lease, Supervisor
+from gateway.life.vitals import Worker
 from gateway.streams.live import LiveStream
 from shared.errors import Busy, NapscribeError, TooManyStreams, WorkerCrashed, from_code
 from shared.journal import log
