@@ -86,6 +86,24 @@ def test_truncated_weights(random_checkpoint: Path, tmp_path: Path) -> None:
         Qwen3Engine(str(folder), device="cpu", threads=1).load(silent)
 
 
+@pytest.mark.parametrize("kind", ["added", "plain"])
+def test_a_tokenizer_of_a_bigger_model_stops_the_start(random_checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    """On a GPU, text with such a token would end the process."""
+    folder = tmp_path / "other"
+    shutil.copytree(random_checkpoint, folder)
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    rows = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+    if kind == "added":
+        parts["added_tokens"].append({**parts["added_tokens"][-1], "id": rows, "content": "<one_more>"})
+    else:
+        vocabulary = parts["model"]["vocab"]
+        vocabulary.update({f"more{n}": n for n in range(len(vocabulary), rows + 1)})
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(ModelLoadFailed, match=f"only {rows} rows") as caught:
+        Qwen3Engine(str(folder), device="cpu", threads=1).load(silent)
+    assert caught.value.hint
+
+
 def test_other_architectures_are_refused(random_checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((random_checkpoint / "config.json").read_text())
     for change, word in (

@@ -25,11 +25,11 @@ from worker.audio.samples import Audio
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
-from worker.engines.qwen3.checkpoint import load_aligner, load_tokenizer, open_checkpoint
+from worker.engines.qwen3.checkpoint import load_aligner, open_checkpoint
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.mel import LogMel
-from worker.engines.qwen3.vocabulary import Vocabulary
+from worker.engines.qwen3.vocabulary import load_vocabulary
 from worker.engines.qwen3.words import AlignedText, split_words
 
 LANGUAGES = frozenset({"zh", "en", "yue", "fr", "de", "it", "ja", "ko", "pt", "ru", "es"})
@@ -57,7 +57,7 @@ class ForcedAligner:
         checkpoint = open_checkpoint(name, report)
         with torch.inference_mode():
             model = load_aligner(checkpoint, device.dtype).to(device.where)
-            self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
+            self._vocabulary = load_vocabulary(checkpoint)
             if self._vocabulary.timestamp is None:
                 raise ModelLoadFailed(
                     f"The tokenizer of {name} has no <timestamp>.", hint="Use the aligner's own files."

@@ -23,7 +23,7 @@ from worker.engines.base import EngineEvent, EngineSequence, Hypothesis, Report,
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import aligner_bytes
 from worker.engines.qwen3.catch_up import CatchUp, seat
-from worker.engines.qwen3.checkpoint import load_tokenizer, open_checkpoint
+from worker.engines.qwen3.checkpoint import open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.exact_times import ExactTimes
@@ -35,7 +35,7 @@ from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.slots import SlotTable
 from worker.engines.qwen3.turns import Turn, Turns
 from worker.engines.qwen3.verdicts import Verdicts
-from worker.engines.qwen3.vocabulary import Vocabulary
+from worker.engines.qwen3.vocabulary import load_vocabulary
 from worker.engines.qwen3.weights import Recogniser, load_recogniser
 
 MAX_SEGMENT_S = 30.0
@@ -100,7 +100,7 @@ class Qwen3Engine:
         with devices.typed_out_of_memory("loading the weights"):
             model = load_recogniser(checkpoint, self._device.where, self._device.dtype, report)
             report("loading", 0.8)
-            self._vocabulary = Vocabulary(load_tokenizer(checkpoint))
+            self._vocabulary = load_vocabulary(checkpoint)
             report("loading", 0.9)
             self.encoder = Encoder(model)
             self._slots = self._count_slots(model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tokenizers
 
 from shared.errors import ModelLoadFailed
+from worker.engines.qwen3.checkpoint import Checkpoint, load_tokenizer
 
 
 def _symbol_bytes() -> dict[str, int]:
@@ -22,6 +23,7 @@ def _symbol_bytes() -> dict[str, int]:
 
 
 _SYMBOLS = _symbol_bytes()
+_SAME_CHECKPOINT = "Take the tokenizer files from the same checkpoint as the weights."
 
 
 class Vocabulary:
@@ -36,7 +38,7 @@ class Vocabulary:
         if absent:
             raise ModelLoadFailed(
                 f"The tokenizer lacks {', '.join(absent)}.",
-                hint="Take the tokenizer files from the same checkpoint as the weights.",
+                hint=_SAME_CHECKPOINT,
             )
         self.turn_start, self.turn_end, self.audio_start, self.audio_end, self.audio_pad, self.text_tag = (
             by_text[name] for name in names
@@ -77,3 +79,18 @@ class Vocabulary:
             return b""
         symbols = self._tokenizer.id_to_token(token)
         return bytes(_SYMBOLS[char] for char in symbols) if symbols else b""
+
+
+def load_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
+    """The checkpoint's own. Raises ModelLoadFailed if it lacks markup, or has an id that the model has no embedding for.
+
+    Somebody's text would find such an id, and on a GPU a row that is not there ends the process.
+    """
+    tokenizer, rows = load_tokenizer(checkpoint), checkpoint.config.text_config.vocab_size
+    highest = max(tokenizer.get_vocab_size(with_added_tokens=False) - 1, *tokenizer.get_added_tokens_decoder(), 0)
+    if highest >= rows:
+        raise ModelLoadFailed(
+            f"The tokenizer's ids go up to {highest}, and the model has only {rows} rows for them.",
+            hint=_SAME_CHECKPOINT,
+        )
+    return Vocabulary(tokenizer)
