@@ -104,6 +104,61 @@ async def test_a_call_survives_its_worker(server: Server) -> None:
     assert talk.text == said(short)
 
 
+BREAKER = """
+import pathlib, sys, threading, time
+
+def wait_and_break(sign):
+    while not sign.exists():
+        time.sleep(0.005)
+    sign.unlink()
+    torch = sys.modules["torch"]
+    torch.zeros(1, device="cuda")[torch.tensor([9], device="cuda")]
+
+if "worker" in sys.orig_argv:
+    threading.Thread(target=wait_and_break, args=[pathlib.Path({sign!r})], daemon=True).start()
+"""
+"""Python runs a module of this name at every start. A kernel's assertion fails, and CUDA takes no work of this process any more."""
+
+
+@pytest.fixture
+def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Whatever creates this file breaks the card under the worker of a server that is started now."""
+    sign = tmp_path / "break"
+    (tmp_path / "sitecustomize.py").write_text(BREAKER.format(sign=str(sign)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return sign
+
+
+async def test_a_card_that_takes_no_work_any_more_costs_no_words(sign: Path, tmp_path: Path) -> None:
+    """First under a file that is being streamed, then under a call."""
+    from tests.torch.running import read_audio
+
+    path = tmp_path / "long.wav"
+    path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 20)))
+    short = next(path for path in WAVES if path.stem == "flite-awb")
+    sound = s16(np.concatenate([read_audio(short), silence(0.9)]))
+    with serving(model=TINY, gpu_memory_mb=BUDGET_MIB) as server:
+        server.http.timeout = 250
+        server.transcribe(short).raise_for_status()
+        text = await asyncio.to_thread(
+            killed_in_mid_stream, server, path, lambda body: body.count(".delta") >= 12, lambda _pid: sign.touch()
+        )
+        assert differs(text) < 0.03
+        assert not sign.exists()
+        assert server.worker["generation"] == 2
+        async with talking(server, "language=en") as talk:
+            await talk.until("ready")
+            await talk.say(sound[: len(sound) // 2])
+            sign.touch()
+            await asyncio.to_thread(server.until, lambda: not sign.exists(), "the card breaks")
+            await talk.say(sound[len(sound) // 2 :])
+            await talk.close()
+        assert not talk.of("error")
+        assert talk.text == said(short)
+        assert server.worker["generation"] == 3
+        assert "device-side assert" in server.log()
+
+
 def test_an_idle_server_has_nothing_on_the_card() -> None:
     def free_mib() -> int:
         free: int = torch.cuda.mem_get_info()[0] // MIB

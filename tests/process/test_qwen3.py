@@ -141,8 +141,14 @@ def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) ->
     assert text.startswith(said(LONG))
 
 
-def killed_in_mid_stream(server: Server, path: Path, moment: Callable[[str], bool]) -> str:
-    """Read a stream; its worker is killed when ``moment`` holds of the body so far. The text, which is the sum of its deltas."""
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def killed_in_mid_stream(
+    server: Server, path: Path, moment: Callable[[str], bool], end: Callable[[int], None] = kill
+) -> str:
+    """Read a stream; its worker is ended when ``moment`` holds of the body so far. The text, which is the sum of its deltas."""
     pid, body = server.worker_pid(), ""
     with (
         path.open("rb") as file,
@@ -153,7 +159,7 @@ def killed_in_mid_stream(server: Server, path: Path, moment: Callable[[str], boo
         for piece in answer.iter_text():
             body += piece
             if pid and moment(body):
-                os.kill(pid, signal.SIGKILL)
+                end(pid)
                 pid = 0
     assert not pid, "it was not killed"
     *deltas, done = events_of(body)
