@@ -80,10 +80,12 @@ class Server:
 def serving(cwd: Path | None = None, *, script: bool = False, **settings: object) -> Iterator[Server]:
     """``with serving(idle_seconds=2) as server``: settings without their prefix; stopped and reaped in the end.
 
-    ``script`` starts the console script as people do; otherwise the same runs with the blocking-call detector on.
+    ``script`` starts the console script as people do (where nothing is installed, its module); otherwise the same runs with
+    the blocking-call detector on.
     """
-    detecting = [sys.executable, "-P", "-m", "tests.blocking", "serve"]
-    command = [str(Path(sys.executable).parent / "napscribe"), "serve"] if script else detecting
+    console = Path(sys.executable).parent / "napscribe"
+    plain = [str(console)] if console.exists() else [sys.executable, "-P", "-m", "gateway"]
+    command = [*(plain if script else [sys.executable, "-P", "-m", "tests.blocking"]), "serve"]
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="napscribe-test-") as name:
         folder = Path(name)

@@ -49,7 +49,7 @@ class Call:
 def measure() -> Iterator[Figure]:
     with serving(script=True, idle_seconds=3600) as server, tempfile.TemporaryDirectory() as folder:
         server.http.post(f"/api/ps/{server.ps()['model']}").raise_for_status()
-        alone = asyncio.run(_call(server, UTTERANCES))
+        alone = asyncio.run(call(server.port, UTTERANCES))
         step = longest_step(server, Path(folder) / "segment.wav")
         beside = _beside_a_file(server, Path(folder) / "long.wav")
     seconds = f"{UTTERANCES} utterances of up to {LONGEST_S:g} s"
@@ -61,8 +61,8 @@ def measure() -> Iterator[Figure]:
     yield _p95("the same while a 30-minute file runs, p95", beside.partials, bound * 1e3, note)
     with serving(script=True, model="scripted:live=200", idle_seconds=3600) as server:
         for streams in STREAMS:
-            calls = asyncio.run(_calls(server, streams))
-            firsts = [first for call in calls for first in call.firsts]
+            done = asyncio.run(calls(server.port, streams))
+            firsts = [first for one in done for first in one.firsts]
             assert len(firsts) == streams, "a stream without a partial"
             what = f"{streams} calls with the scripted engine, start of speech to first partial, p95"
             yield _p95(what, firsts, None, "")
@@ -86,22 +86,23 @@ def _onset(audio: Audio) -> float:
     return float(np.flatnonzero(level > 0.05 * level.max())[0]) * 0.02
 
 
-async def _call(server: Server, utterances: int, delay: float = 0.0) -> Call:
-    call, chosen = Call(), _utterances()
+async def call(port: int, utterances: int, delay: float = 0.0) -> Call:
+    """At the pace of speech; it begins after ``delay`` seconds of silence."""
+    measured, chosen = Call(), _utterances()
     parts, onsets, at = [silence(delay)], [], delay
     for number in range(utterances):
         audio = chosen[number % len(chosen)]
         onsets.append(at + _onset(audio))
         parts += [audio, silence(PAUSE_S)]
         at += len(audio) / 16_000 + PAUSE_S
-    url = f"ws://127.0.0.1:{server.port}/v1/stream"
+    url = f"ws://127.0.0.1:{port}/v1/stream"
     async with connect(url, compression=None) as socket:
         began = time.monotonic()
-        listening = asyncio.ensure_future(_listen(socket, began, onsets, call))
+        listening = asyncio.ensure_future(_listen(socket, began, onsets, measured))
         await at_real_time(socket.send, s16(np.concatenate(parts)), 32_000)
         await socket.send('{"type":"close"}')
         await asyncio.wait_for(listening, 60)
-    return call
+    return measured
 
 
 async def _listen(socket: Any, began: float, onsets: list[float], call: Call) -> None:
@@ -119,13 +120,13 @@ async def _listen(socket: Any, began: float, onsets: list[float], call: Call) ->
             call.finals.append((event["timings"]["speech_end_to_final"] - SILENCE_MS) / 1e3)
 
 
-async def _calls(server: Server, streams: int) -> list[Call]:
-    """Many that begin within a second."""
-    return await asyncio.gather(*(_call(server, 1, delay=number / streams) for number in range(streams)))
+async def calls(port: int, streams: int, utterances: int = 1, spread: float = 1.0) -> list[Call]:
+    """Many that begin within ``spread`` seconds."""
+    return await asyncio.gather(*(call(port, utterances, delay=spread * n / streams) for n in range(streams)))
 
 
 def _beside_a_file(server: Server, path: Path) -> Call:
     reader = reading_half_an_hour(server, path)
-    call = asyncio.run(_call(server, BUSY_UTTERANCES))
+    measured = asyncio.run(call(server.port, BUSY_UTTERANCES))
     assert reader.is_alive(), "The file ended before the call did."
-    return call
+    return measured
