@@ -27,7 +27,7 @@ from tests.bench.figures import percentile
 from tests.process.test_qwen3 import TINY
 from tests.server import Server, serving
 
-STREAMS = (1, 50, 100, 200, 300)
+STREAMS = (1, 50, 100, 150, 200)
 UTTERANCES = 4
 SPREAD_SECONDS = 4.0
 STREAMS_A_CLIENT = 50

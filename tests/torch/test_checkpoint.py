@@ -97,6 +97,7 @@ def test_a_tokenizer_of_a_bigger_model_stops_the_start(random_checkpoint: Path, 
         parts["added_tokens"].append({**parts["added_tokens"][-1], "id": rows, "content": "<one_more>"})
     else:
         vocabulary = parts["model"]["vocab"]
+        vocabulary.update({token["content"]: token["id"] for token in parts["added_tokens"]})
         vocabulary.update({f"more{n}": n for n in range(len(vocabulary), rows + 1)})
     (folder / "tokenizer.json").write_text(json.dumps(parts))
     with pytest.raises(ModelLoadFailed, match=f"only {rows} rows") as caught:
@@ -141,6 +142,15 @@ def test_memory_bound_decides_the_slots(random_checkpoint: Path) -> None:
     assert capabilities.slots == 4
     assert capabilities.max_live == 3
     engine.close()
+
+
+@pytest.mark.parametrize(("slots", "calls"), [(4, 3), (210, 200)])
+def test_more_calls_than_the_server_carries_are_not_taken(random_checkpoint: Path, slots: int, calls: int) -> None:
+    """However much memory there is; and one slot stays with files."""
+    engine = Qwen3Engine(str(random_checkpoint), device="cpu", threads=1, max_slots=slots)
+    found = engine.load(silent)
+    engine.close()
+    assert (found.slots, found.max_live) == (slots, calls)
 
 
 def test_a_pair_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,9 @@ SLOT_LENGTH = 1280
 MIN_ANSWER = 16
 """Positions that must be left for text, or the sound does not fit."""
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
+MAX_CALLS = 200
+"""Calls that are taken, whatever the slots: beyond, the ears in the same process keep the engine from its work, and all are seconds
+late (``docs/benchmarks.md``)."""
 SEATS_BEFORE_ALIGNER = 8
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
@@ -154,7 +157,7 @@ class Qwen3Engine:
             model=self._model_name,
             languages=tuple(NAMES),
             # One slot stays with files, so that calls can slow them down but never shut them out for want of a seat.
-            max_live=max(1, self._slots - 1),
+            max_live=max(1, min(self._slots - 1, MAX_CALLS)),
             max_batch=self._slots,
             accepts_prefix=True,
             streams_natively=False,
