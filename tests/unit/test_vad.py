@@ -25,7 +25,7 @@ needs_package = pytest.mark.skipif(
 )
 
 ROUNDING = 2e-5
-"""Of a probability, between two graphs of the same weights."""
+"""Of a probability, between two graphs of the same weights, or calls of other sizes."""
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,6 @@ def test_same_probabilities_as_the_package(vad: SileroVad) -> None:
 
 
 @needs_package
-def test_our_copy_is_the_packages_file() -> None:
-    assert PACKAGE is not None and PACKAGE.origin is not None
-    ours = ASSETS / "silero_vad_16k_op15.onnx"
-    assert ours.read_bytes() == (Path(PACKAGE.origin).parent / "data" / ours.name).read_bytes()
-
-
-@needs_package
 def test_our_graph_decides_as_the_packages_does(vad: SileroVad) -> None:
     """Frame by frame, over all recordings as one stream: no probability moves by more than a threshold could notice."""
     import onnxruntime
@@ -111,7 +104,7 @@ def test_our_graph_decides_as_the_packages_does(vad: SileroVad) -> None:
 def test_readme_names_the_files_and_their_hashes() -> None:
     named = dict(re.findall(r"`(\w+\.onnx)` \|.*`([0-9a-f]{64})`", (ASSETS / "README.md").read_text()))
     assert named == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in ASSETS.glob("*.onnx")}
-    assert len(named) == 2
+    assert len(named) == 1
     assert "MIT License" in (ASSETS / "LICENSE").read_text()
 
 

@@ -1,14 +1,10 @@
 """Silero VAD (version 6, MIT, ``assets/README.md``) on onnxruntime alone: one thread, no torch.
 
 The network looks at frames of 512 samples (32 ms at 16 kHz) with the 64 samples before them and carries the state of an LSTM
-from frame to frame. There are two graphs of the same weights, whose probabilities differ by rounding alone (1e-5):
-
-- *streams*: one frame of each of many streams in one call, for live audio (about 30 µs a frame in batches, 70 µs alone);
-- *blocks*: many frames of one stream in one call, for files. Everything but the LSTM is a few matrix products over all frames
-  at once, and the cost of a call is paid once a block: 25 µs a frame in blocks of 32. The package's graph for this, which
-  convolves frame by frame, takes 65.
-
-Each is loaded when it is first needed (10 and 20 ms).
+from frame to frame. One graph (``ci/vad_graph.py``) takes the next frame of each of many streams, for live audio, or many frames of one
+stream, for files: everything but the LSTM is a few matrix products over all frames of the call, and what a call costs is paid
+once. On one core of the machine of ``docs/benchmarks.md``: 12 µs a frame for 25 streams and more, 22 µs in blocks of 32, 60 µs
+alone. The package's graphs take 50, 65 and 138; probabilities differ from theirs by rounding (1e-5).
 """
 
 from __future__ import annotations
@@ -68,12 +64,8 @@ class SileroVad:
         self._folder = folder
 
     @cached_property
-    def _streams(self) -> Any:
-        return _session(self._folder / "silero_vad_16k_op15.onnx")
-
-    @cached_property
-    def _blocks(self) -> Any:
-        return _session(self._folder / "silero_vad_16k_blocks.onnx")
+    def _network(self) -> Any:
+        return _session(self._folder / "silero_vad_16k.onnx")
 
     def probabilities(self, states: Sequence[VadState], frames: Audio) -> Probabilities:
         """The next frame of each of B streams: ``frames`` has shape ``(B, 512)``, the result ``(B,)``. Moves the states on."""
@@ -82,11 +74,11 @@ class SileroVad:
             return np.zeros(0, np.float32)
         inputs = np.concatenate((np.stack([state.context for state in states]), frames), axis=1)
         lstm = np.stack([state.lstm for state in states], axis=1)
-        out, moved = self._streams.run(None, {"input": inputs, "state": lstm, "sr": _RATE})
+        out, moved = self._run(inputs, lstm)
         for row, state in enumerate(states):
             state.lstm = moved[:, row].copy()
             state.context = frames[row, -CONTEXT:].copy()
-        return _flat(out)
+        return out
 
     def sequence(self, state: VadState, frames: Audio) -> Probabilities:
         """The next N frames of one stream: ``frames`` has shape ``(N, 512)``, the result ``(N,)``. Moves the state on."""
@@ -95,24 +87,20 @@ class SileroVad:
             return np.zeros(0, np.float32)
         contexts = np.concatenate((state.context[None], frames[:-1, -CONTEXT:]))
         inputs = np.concatenate((contexts, frames), axis=1)
-        out, hidden, cell = self._blocks.run(
-            None, {"input": inputs, "h": state.lstm[0].reshape(1, 1, -1), "c": state.lstm[1].reshape(1, 1, -1)}
-        )
-        state.lstm = np.concatenate((hidden, cell)).reshape(2, _UNITS)
+        out, moved = self._run(inputs, state.lstm[:, None])
+        state.lstm = moved[:, 0].copy()
         state.context = frames[-1, -CONTEXT:].copy()
-        return _flat(out)
+        return out
 
-
-_RATE = np.array(SAMPLE_RATE, np.int64)
+    def _run(self, inputs: Audio, lstm: Audio) -> tuple[Probabilities, Audio]:
+        """``inputs`` of shape ``(frames, 576)``, those of a moment together; ``lstm`` of shape ``(2, streams, 128)``."""
+        out, hidden, cell = self._network.run(None, {"input": inputs, "h": lstm[:1], "c": lstm[1:]})
+        return np.asarray(out, np.float32), np.concatenate((hidden, cell))
 
 
 def _check(frames: Audio, rows: int) -> None:
     if frames.shape != (rows, FRAME) or frames.dtype != np.float32:
         raise ValueError(f"Frames must be float32 of shape ({rows}, {FRAME}), not {frames.dtype} {frames.shape}.")
-
-
-def _flat(out: Any) -> Probabilities:
-    return np.asarray(out, np.float32).reshape(-1)
 
 
 def _session(path: Path) -> Any:
@@ -126,7 +114,7 @@ def _session(path: Path) -> Any:
 
 
 def load_vad() -> SileroVad:
-    """The network with both graphs loaded and checked. Raises ModelLoadFailed."""
+    """The network, loaded and tried. Raises ModelLoadFailed."""
     vad = SileroVad()
     try:
         vad.probabilities([VadState()], np.zeros((1, FRAME), np.float32))

@@ -1,10 +1,11 @@
-"""Makes ``worker/assets/silero_vad_16k_blocks.onnx`` out of the package's ``silero_vad_16k_sequence.onnx``.
+"""Makes ``worker/assets/silero_vad_16k.onnx`` out of the package's ``silero_vad_16k_sequence.onnx``.
 
-The same weights in the same network, but every convolution is one matrix product over all frames of a block. The published
-graph convolves each frame by itself: four columns at a time, which is too narrow for a processor to be fast at, and five of
-them where four are used. Only the sums are rounded differently.
+The same weights in the same network, but every convolution is one matrix product over all frames of a call. The published
+graphs convolve each frame by itself: four columns at a time, which is too narrow for a processor to be fast at, and five of
+them where four are used. Only the sums are rounded differently. And the frames may be those of one stream, or of many: the shape of
+the state says how many streams there are.
 
-    python ci/vad_blocks.py silero_vad_16k_sequence.onnx worker/assets/silero_vad_16k_blocks.onnx
+    python ci/vad_graph.py silero_vad_16k_sequence.onnx worker/assets/silero_vad_16k.onnx
 
 Needs the package ``onnx``, which nothing else here does.
 """
@@ -86,7 +87,7 @@ def second_layer(g: Graph, x: str, weight: Any, bias: Any) -> str:
     return g.layer(x, dense.reshape(4 * channels, 2 * out), np.tile(bias, 2))
 
 
-def blocks(source: Any) -> Any:
+def frames_of_streams(source: Any) -> Any:
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
     (lstm,) = (node for node in source.graph.node if node.op_type == "LSTM")
 
@@ -101,7 +102,8 @@ def blocks(source: Any) -> Any:
     weight, bias = of("encoder.3")
     x = g.layer(x, weight[:, :, 1].T, bias)  # one step left; padding on both sides
     gates = (g.constant(weights[name]) for name in lstm.input[1:4])
-    sequence = g.add("Unsqueeze", x, g.constant([1]))
+    streams = g.add("Slice", g.add("Shape", "h"), g.constant([1]), g.constant([2]))
+    sequence = g.add("Reshape", x, g.add("Concat", g.constant([-1]), streams, g.constant([UNITS]), axis=0))
     g.add("LSTM", sequence, *gates, "", "h", "c", outputs=("hidden", "hn", "cn"), hidden_size=UNITS)
     weight, bias = of("output")
     x = g.add("Relu", g.shape("hidden", -1, UNITS))
@@ -111,10 +113,10 @@ def blocks(source: Any) -> Any:
     def tensor(name: str, *shape: int | str) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
-    state = [1, 1, UNITS]
+    state = [1, "streams", UNITS]
     graph = helper.make_graph(
         g.nodes,
-        "silero_vad_16k_blocks",
+        "silero_vad_16k",
         [tensor("input", "frames", HOP * 4 + HOP // 2), tensor("h", *state), tensor("c", *state)],
         [tensor("speech_probs", "frames"), tensor("hn", *state), tensor("cn", *state)],
         g.constants,
@@ -125,7 +127,7 @@ def blocks(source: Any) -> Any:
 
 def main() -> None:
     source, target = map(Path, sys.argv[1:])
-    made = blocks(onnx.load(str(source)))
+    made = frames_of_streams(onnx.load(str(source)))
     onnx.checker.check_model(made, full_check=True)
     target.write_bytes(made.SerializeToString(deterministic=True))
 
