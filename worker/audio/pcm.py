@@ -52,13 +52,14 @@ class PcmDecoder:
 
     def decode(self, data: bytes) -> Audio:
         """Shape ``(frames,)``. Bytes of an unfinished frame wait for the next piece; at the end they are dropped."""
-        data = self._rest + data
+        data = self._rest + data if self._rest else data
         whole = len(data) - len(data) % self._frame_bytes
         self._rest = data[whole:]
         samples: npt.NDArray[Any] = np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
         if self._table is not None:
             samples = self._table[samples]
-        return clean(mono([samples[channel :: self._channels] for channel in range(self._channels)]))
+        mixed = mono([samples[channel :: self._channels] for channel in range(self._channels)])
+        return clean(mixed) if self._dtype.kind == "f" else mixed
 
 
 def mono(channels: Sequence[npt.NDArray[Any]]) -> Audio:
@@ -74,6 +75,8 @@ def mono(channels: Sequence[npt.NDArray[Any]]) -> Audio:
         if kind.kind == "u":
             mixed -= scale
         mixed /= scale
+    if mixed.dtype == np.float32:
+        return np.asarray(mixed)
     with np.errstate(over="ignore"):
         return np.asarray(mixed, np.float32)
 

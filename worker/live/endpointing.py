@@ -11,6 +11,7 @@ import collections
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from shared.pcm import SAMPLE_RATE
@@ -38,8 +39,7 @@ MARGIN_SHARE = 0.3
 """Of what is held back, the end in which the quietest place is not looked for: the next utterance must not begin with a scrap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An utterance begins; its audio follows as ``Speech``."""
 
     utterance: int
@@ -57,15 +57,13 @@ class Speech:
     audio: Audio
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """All audio of the utterance has been handed out, should its speech have ended. ``Speech`` may follow."""
 
     utterance: int
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
     utterance: int
     end_sample: int
     """Where speech ended."""
@@ -330,11 +328,13 @@ class Endpointer:
             self._kept_start += len(self._kept.popleft())
 
     def _slice(self, start: int, end: int) -> Audio:
-        """Samples [start, end) of the kept audio, copied."""
+        """Samples [start, end) of the kept audio, copied. Looked for from the end: it is mostly what has just come."""
         parts: list[Audio] = []
-        at = self._kept_start
-        for chunk in self._kept:
-            if at + len(chunk) > start and at < end:
+        at = self.position
+        for chunk in reversed(self._kept):
+            at -= len(chunk)
+            if at < end:
                 parts.append(chunk[max(0, start - at) : end - at])
-            at += len(chunk)
-        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+            if at <= start:
+                break
+        return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.float32)
