@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.devices import nvidia_there
 from shared.settings import SettingsError
 
 EMBEDDED = "embedded"
@@ -78,6 +79,5 @@ def missing_packages(model: ServedModel) -> list[str]:
 
 
 def _has_cuda() -> bool:
-    """An NVIDIA device node and the packages that would use it. Importing torch to ask costs a second and 200 MB."""
-    devices = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
-    return devices and all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+    """An NVIDIA device node and the packages that would use it."""
+    return nvidia_there() and all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))

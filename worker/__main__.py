@@ -20,21 +20,29 @@ from typing import TYPE_CHECKING
 
 from shared import journal
 from shared.cores import NEAR_GPU, parse_cores
+from shared.devices import nvidia_there
 from shared.errors import NapscribeError
 from shared.messages import Capabilities, Fatal, Lane, Pong, Progress, Ready
 from shared.recorder import Recorder
+from worker.child import NoChild
 from worker.cores import pin
 from worker.guard import die_with
 from worker.inbox import Bell, Inbox
 
 if TYPE_CHECKING:
+    from worker.audio.vad import SileroVad
     from worker.engines.base import Engine
     from worker.engines.registry import EngineOptions
+    from worker.live.audio import LiveAudio
+    from worker.live.ears_process import EarsProcess
     from worker.live.happenings import Arrival, Happening
     from worker.scheduler import Scheduler
 
+    Ears = LiveAudio | EarsProcess
+
 EXIT_BUG = 1
 EXIT_LOAD_FAILED = 3
+NEVER_ON_A_GPU = ("embedded", "scripted")
 FILE_JOBS_AHEAD = 2
 """Batch jobs in the worker beyond those that the engine works on at once: their audio is decoded meanwhile."""
 
@@ -49,6 +57,8 @@ class WorkerProcess:
         self._bell = Bell()
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
+        self._ears_ahead: EarsProcess | None = None
+        """Started while the engine loads, where it looks as if they will be wanted."""
         self._audio_age: Callable[[], int] = lambda: 0
         self._inbox = Inbox(arguments.data, arguments.control, self._generation, self._bell, self._pong)
 
@@ -70,7 +80,7 @@ class WorkerProcess:
 
     def _load(self) -> Scheduler:
         """Load the engine while the ears' libraries load beside it, then say ready. Raises ModelLoadFailed."""
-        hearing = threading.Thread(target=_import_hearing, name="import", daemon=True)
+        hearing = threading.Thread(target=self._prepare_hearing, name="import", daemon=True)
         hearing.start()
         from worker.engines import registry
 
@@ -89,6 +99,14 @@ class WorkerProcess:
         self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
         return scheduler
 
+    def _prepare_hearing(self) -> None:
+        """Decoders and ONNX Runtime take a third of a second to import, here and in a child. A failure shows where they are used."""
+        with contextlib.suppress(Exception):
+            if nvidia_there() and not self._arguments.model.startswith(NEVER_ON_A_GPU):
+                self._ears_ahead = self._ears_process()
+            importlib.import_module("worker.files.feeder")
+            importlib.import_module("worker.live.audio")
+
     def _connect(self, engine: Engine, capabilities: Capabilities) -> Scheduler:
         """Ears for files and for streams, and the scheduler between them and the engine. Raises ModelLoadFailed."""
         from worker.audio.vad import load_vad
@@ -96,7 +114,6 @@ class WorkerProcess:
         from worker.files.feeder import Feeder, audio_threads, read_ahead
         from worker.files.reader import FileReaders, Readers
         from worker.files.segments import SegmentPolicy
-        from worker.live.audio import LiveAudio
         from worker.scheduler import Scheduler
 
         vad = load_vad()
@@ -117,18 +134,40 @@ class WorkerProcess:
         scheduler = Scheduler(engine, capabilities, self._generation, self._inbox.emit, feeder, self._recorder)
         scheduler.log_steps = bool(self._arguments.debug_timing)
 
-        def tell(request_id: str, happening: Happening, arrival: Arrival | None) -> None:
-            scheduler.tell(request_id, happening, arrival)
-            self._bell.ring()
-
-        ears = LiveAudio(self._generation, self._inbox.emit, tell, vad, capabilities, self._recorder)
+        ears = self._ears(scheduler, vad, capabilities, apart=fast)
         scheduler.connect(ears.final_said)
         self._inbox.announce(scheduler.expect)
         self._inbox.hear(ears.give)
         self._audio_age = lambda: max(feeder.age_ns(), ears.age_ns())
         feeder.start()
-        ears.start()
         return scheduler
+
+    def _ears(self, scheduler: Scheduler, vad: SileroVad, capabilities: Capabilities, *, apart: bool) -> Ears:
+        """They listen already. ``apart``: in a process of their own, if there can be one."""
+        ahead = self._ears_ahead or (self._ears_process() if apart else None)
+        if ahead is not None and apart:
+            cores = tuple(os.sched_getaffinity(0))
+            with contextlib.suppress(NoChild):
+                ahead.connect(
+                    self._generation, capabilities, cores, self._inbox.emit_encoded, scheduler.tell, self._bell.ring
+                )
+                return ahead
+        if ahead is not None:
+            ahead.close()
+        from worker.live.audio import LiveAudio
+
+        def tell(request_id: str, happening: Happening, arrival: Arrival | None) -> None:
+            scheduler.tell(request_id, happening, arrival)
+            self._bell.ring()
+
+        here = LiveAudio(self._generation, self._inbox.emit, tell, vad, capabilities, self._recorder)
+        here.start()
+        return here
+
+    def _ears_process(self) -> EarsProcess:
+        from worker.live.ears_process import EarsProcess
+
+        return EarsProcess(self._arguments.recorder, died=lambda: os._exit(EXIT_BUG))
 
     def _report(self, phase: str, fraction: float) -> None:
         self._inbox.emit(Progress(self._generation, phase, fraction))
@@ -154,13 +193,6 @@ def _end_with(died: threading.ExceptHookArgs) -> None:
     threading.__excepthook__(died)
     sys.stderr.flush()
     os._exit(EXIT_BUG)
-
-
-def _import_hearing() -> None:
-    """Decoders and ONNX Runtime take a third of a second to import. A failure shows where they are used."""
-    with contextlib.suppress(Exception):
-        importlib.import_module("worker.files.feeder")
-        importlib.import_module("worker.live.audio")
 
 
 def _engine_options(arguments: argparse.Namespace, wake: Callable[[], None]) -> EngineOptions:

@@ -18,7 +18,7 @@ from shared.codec import Buffer, decode_command, encode
 from shared.errors import ProtocolError
 from shared.journal import log
 from shared.messages import PROTOCOL_VERSION, Command, Event, Hello, Ping, Pong, Stop, TranscribeFile
-from shared.streams import AudioBatch, StreamAudio, StreamCommand
+from shared.streams import StreamCommand
 
 HIGH_WATER_MARK = 1000
 """Messages in ZeroMQ's own pipe."""
@@ -55,7 +55,7 @@ class Inbox:
         self._commands: collections.deque[Command] = collections.deque()
         self._ears: Callable[[Command, Buffer], None] | None = None
         self._files: Callable[[TranscribeFile], None] | None = None
-        self._outbox: collections.deque[list[Buffer]] = collections.deque()
+        self._outbox: collections.deque[bytes] = collections.deque()
         self._room = threading.Semaphore(MAX_WAITING)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._addresses = (data, control)
@@ -65,11 +65,14 @@ class Inbox:
         self._thread.start()
         self.emit(Hello(self.generation, PROTOCOL_VERSION, os.getpid()))
 
-    def emit(self, event: Event, payload: Buffer | None = None) -> None:
+    def emit(self, event: Event) -> None:
         """Send from any thread. Waits while the bound is reached."""
+        self.emit_encoded(encode(event))
+
+    def emit_encoded(self, header: bytes) -> None:
+        """As ``emit``, for who has encoded the event already."""
         self._room.acquire()
-        header = encode(event)
-        self._outbox.append([header] if payload is None else [header, payload])
+        self._outbox.append(header)
         os.eventfd_write(self._wake, 1)
 
     def hear(self, ears: Callable[[Command, Buffer], None]) -> None:
@@ -125,7 +128,7 @@ class Inbox:
     def _flush(self, data: zmq.Socket[bytes]) -> None:
         while self._outbox:
             try:
-                data.send_multipart(self._outbox[0], zmq.NOBLOCK)
+                data.send(self._outbox[0], zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._outbox.popleft()
@@ -133,9 +136,6 @@ class Inbox:
 
     def _receive_data(self, socket: zmq.Socket[bytes]) -> None:
         for command, payload in _receive(socket):
-            if isinstance(command, AudioBatch) and self._ears is not None:
-                self._unpack(command, memoryview(payload), self._ears)
-                continue
             if isinstance(command, StreamCommand) and self._ears is not None:
                 self._ears(command, payload)
                 continue
@@ -143,12 +143,6 @@ class Inbox:
                 self._files(command)
             self._commands.append(command)
             self._bell.ring()
-
-    def _unpack(self, batch: AudioBatch, payload: memoryview, ears: Callable[[Command, Buffer], None]) -> None:
-        begin = 0
-        for request_id, arrived_ns, size in batch.frames:
-            ears(StreamAudio(self.generation, request_id, arrived_ns), payload[begin : begin + size])
-            begin += size
 
     def _receive_control(self, socket: zmq.Socket[bytes]) -> None:
         for command, _payload in _receive(socket):

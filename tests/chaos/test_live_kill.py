@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 import pytest
 
 from gateway.app import Gateway
@@ -166,4 +167,30 @@ async def test_a_silent_socket_parks_and_speech_wakes_it(running: Gateway) -> No
     await asyncio.wait_for(listening, 30)
     call.check()
     assert word_errors(" ".join([transcripts()["librivox-0930"]] * 2), call.text) <= 2
+    assert running.supervisor.report()["generation"] == 2
+
+
+BESIDE_A_GPU = "scripted:hears=clock,device=none:0"
+"""It says so; ears and readers then have processes of their own."""
+
+
+@pytest.mark.parametrize("base", [{"NAPSCRIBE_MODEL": BESIDE_A_GPU}], indirect=True)
+async def test_the_death_of_the_ears_is_that_of_their_worker(running: Gateway) -> None:
+    """Beside a GPU they are a process of their own; what they held is heard again."""
+    undisturbed = await call_with(running)
+    call, listening = open_call(running)
+    playing = asyncio.ensure_future(call.play(script(), pace=PACE))
+    await call.until(lambda: MOMENTS["right after a delta"](call), "the moment to kill")
+    pid = running.supervisor.report()["pid"]
+    assert isinstance(pid, int)
+    (ears,) = (child for child in psutil.Process(pid).children() if "worker.live.ears_process" in child.cmdline())
+    ears.kill()
+    await playing
+    call.stream.finish()
+    await asyncio.wait_for(listening, 40)
+    call.check()
+    assert call.stream.restarts == 1
+    assert call.finals[0].text == undisturbed.finals[0].text
+    # Behind the death frames lie elsewhere, so an utterance may begin a word of the clock later.
+    assert word_errors(undisturbed.text, call.text) <= 2
     assert running.supervisor.report()["generation"] == 2

@@ -1,6 +1,6 @@
 """Calls through the whole server beside a GPU: how many of them one machine carries.
 
-    python -m tests.gpu.bench_calls --streams 50 100 200 --out results.json
+    python -m tests.gpu.bench_calls --streams 100 300 --out results.json
 
 Human speech at its pace, 20 ms a frame, from clients in processes of their own. The model is the small trained one, which a GPU
 does not feel, so the figures are those of everything around it: gateway, voice activity, endpointing, and the host's work for
@@ -27,7 +27,7 @@ from tests.bench.figures import percentile
 from tests.process.test_qwen3 import TINY
 from tests.server import Server, serving
 
-STREAMS = (1, 50, 100, 150, 200)
+STREAMS = (1, 50, 100, 200, 300)
 UTTERANCES = 4
 SPREAD_SECONDS = 4.0
 STREAMS_A_CLIENT = 50
@@ -54,7 +54,8 @@ def run(server: Server, streams: int) -> dict[str, Any]:
     with ProcessPoolExecutor(len(sizes), mp_context=multiprocessing.get_context("spawn")) as pool:
         pending = [pool.submit(talk, server.port, size) for size in sizes]
         time.sleep(2 * SPREAD_SECONDS)
-        gateway, worker = cores([psutil.Process(server.pid), psutil.Process(server.worker_pid())], 5.0)
+        worker = psutil.Process(server.worker_pid())
+        busy = cores([psutil.Process(server.pid), worker, *worker.children()], 5.0)
         done = [call for future in pending for call in future.result()]
     finals, partials, firsts = (
         [value * 1e3 for call in done for value in getattr(call, kind)] for kind in ("finals", "partials", "firsts")
@@ -69,8 +70,9 @@ def run(server: Server, streams: int) -> dict[str, Any]:
         "first partial p50 ms": statistics.median(firsts),
         "first partial p95 ms": percentile(firsts, 95),
         "partials": len(partials),
-        "gateway, cores": gateway,
-        "worker, cores": worker,
+        "gateway, cores": busy[0],
+        "worker, cores": busy[1],
+        "its children, cores": sum(busy[2:]),
     }
 
 

@@ -20,8 +20,9 @@ from shared.errors import EmptyAudio, EngineFailed, NapscribeError, UnsupportedA
 from shared.messages import FileOptions, Lane, RawAudio, TranscribeFile
 from tests.speech import DATA, RATE, recital, wav
 from tests.unit.test_feeder import AHEAD, POLICY, VAD, Bench, keys
+from worker.child import NoChild
 from worker.files.reader import FileReader, FileReaders, Reader, Readers, ReadersGone
-from worker.files.reader_process import STRETCH_SAMPLES, NoReader, ReaderProcess, RemoteReader
+from worker.files.reader_process import STRETCH_SAMPLES, ReaderProcess, RemoteReader
 from worker.files.segments import Segment
 
 CLIP = DATA / "librivox-0880.mp3"
@@ -206,8 +207,8 @@ def test_a_child_that_hangs_in_its_start_is_none(monkeypatch: pytest.MonkeyPatch
     hangs.write_text("#!/bin/sh\nexec sleep 600\n")
     hangs.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(hangs))
-    monkeypatch.setattr("worker.files.reader_process.START_SECONDS", 0.3)
-    with pytest.raises(NoReader, match="does not start"):
+    monkeypatch.setattr("worker.child.START_SECONDS", 0.3)
+    with pytest.raises(NoChild, match="does not start"):
         ReaderProcess(POLICY)
 
 
@@ -296,7 +297,7 @@ def test_without_a_file_nobody_asks_for_a_child() -> None:
 
     def own() -> Readers:
         asked.append(None)
-        raise NoReader
+        raise NoChild
 
     Bench(3, own=own).until_idle()
     assert not asked

@@ -77,6 +77,8 @@ class ScriptedOptions:
     """``word_times``"""
     segment_s: float = 30.0
     max_step_s: float = 10.0
+    device: str = "cpu"
+    """Where it says it is: beside another device than the CPU, files and calls are heard in processes of their own."""
     unstable: int = 0
     """Words at the end of a hypothesis that come out wrong while more audio may follow ("s000320?"), as models revise theirs."""
     hears: str = "auto"
@@ -218,6 +220,7 @@ class ScriptedEngine:
             word_times=self._options.times,
             max_segment_s=self._options.segment_s,
             max_step_s=self._options.max_step_s,
+            device=self._options.device,
         )
 
     def open(self, request: SequenceRequest) -> ScriptedSequence:

@@ -3,8 +3,7 @@
 Decoder, resampler and VAD let go of the interpreter while they work, but what stands between them does not: with an engine
 beside them on a GPU, eight threads hear no more than one, and the engine waits for each of them. So every audio thread has a child
 that reads for it.
-The two speak over a socket pair, one question and its answer at a time; an answer is read in a single call, so that the thread
-asks for the interpreter once and not for every buffer of the kernel.
+The two speak one question and its answer at a time.
 
 A child that dies (a decoder that a file makes crash, or the kernel out of memory) is replaced, and its files go on where their
 last segment ended. A file that ends its reader twice without a segment between fails alone.
@@ -13,39 +12,25 @@ last segment ended. A file that ends its reader twice without a segment between 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import struct
 import subprocess
-import sys
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shared import journal
 from shared.errors import EngineFailed, NapscribeError, WorkerCrashed, from_code
 from shared.journal import log
 from shared.messages import TranscribeFile
+from worker.child import NoChild, begin, receive, send, start
 from worker.files.reader import FileReader, Heard, ReadersGone
 from worker.files.segments import Segment, SegmentPolicy
-from worker.guard import die_with
 
 STRETCH_SAMPLES = 8 * 16_000
 """A child goes on until it has a segment, or has heard this much: a question costs as much as hearing a tenth of a second."""
 
 MAX_DEATHS = 2
 """Of a file's readers, without a segment between them."""
-
-START_SECONDS = 20.0
-"""A child takes half a second to start; one that takes so long is none."""
-
-_LENGTH = struct.Struct("<Q")
-
-
-class NoReader(Exception):  # it says what is the case
-    """A child cannot be started."""
 
 
 # ---------------------------------------------------------------- what they say to each other
@@ -91,28 +76,6 @@ _question_of = msgspec.msgpack.Decoder(_Question).decode
 _answer_of = msgspec.msgpack.Decoder(_Answer).decode
 
 
-def _send(line: socket.socket, message: object) -> None:
-    body = _encode(message)
-    line.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def _receive(line: socket.socket) -> bytearray:
-    """Raises ConnectionError if the other end is gone."""
-    head = _exactly(line, _LENGTH.size)
-    return _exactly(line, _LENGTH.unpack(head)[0])
-
-
-def _exactly(line: socket.socket, length: int) -> bytearray:
-    body = bytearray(length)
-    rest = memoryview(body)
-    while rest:
-        count = line.recv_into(rest, len(rest), socket.MSG_WAITALL)
-        if not count:
-            raise ConnectionResetError("the other end is gone")
-        rest = rest[count:]
-    return body
-
-
 # ---------------------------------------------------------------- the worker's side
 
 
@@ -120,7 +83,7 @@ class ReaderProcess:
     """``Readers`` in a child. For one thread; a child ends with the thread that started it."""
 
     def __init__(self, policy: SegmentPolicy) -> None:
-        """Raises NoReader if there can be no child."""
+        """Raises NoChild if there can be no child."""
         self._policy = policy
         self._numbers = 0
         self._line: socket.socket | None = None
@@ -140,14 +103,14 @@ class ReaderProcess:
         return reader
 
     def ask(self, question: _Question) -> _Answer:
-        """Raises the error that the answer is; ConnectionError if the child died of the question; NoReader if there is none, and
+        """Raises the error that the answer is; ConnectionError if the child died of the question; NoChild if there is none, and
         none can be started."""
         if self._line is None:
             self._child = self._start()
         assert self._line is not None
         try:
-            _send(self._line, question)
-            answer = _answer_of(_receive(self._line))
+            send(self._line, _encode(question))
+            answer = _answer_of(receive(self._line))
         except ConnectionError:
             self._bury()
             raise
@@ -169,23 +132,8 @@ class ReaderProcess:
         log("a reader died", level="error", reader=self._child.pid, exit=self._child.returncode)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """A child that is ready to read, at the other end of ``_line``. Raises NoReader."""
-        with contextlib.ExitStack() as undo:
-            try:
-                ours, theirs = map(undo.enter_context, socket.socketpair())
-                argv = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())]
-                child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-                theirs.close()
-                undo.callback(child.wait)
-                undo.callback(child.kill)
-                ours.settimeout(START_SECONDS)
-                _send(ours, self._policy)
-                _receive(ours)
-                ours.settimeout(None)
-            except OSError as error:
-                raise NoReader(f"a reader process does not start: {error}") from error
-            undo.pop_all()
-        self._line = ours
+        """A child that is ready to read, at the other end of ``_line``. Raises NoChild."""
+        child, self._line = start(__name__, _encode(self._policy))
         return child
 
 
@@ -227,7 +175,7 @@ class RemoteReader:
 
     def close(self) -> None:
         if self._open:
-            with contextlib.suppress(ConnectionError, NoReader):
+            with contextlib.suppress(ConnectionError, NoChild):
                 self._process.ask(_Close(self._number))
 
     def _ask(self, question: _Question) -> _Answer | None:
@@ -243,7 +191,7 @@ class RemoteReader:
                 f"This file ended its reader {self._deaths} times.",
                 hint="Convert it to wav or flac; please report the file if you can share it.",
             ) from None
-        except NoReader as error:
+        except NoChild as error:
             raise ReadersGone(str(error)) from error
 
 
@@ -316,15 +264,11 @@ def _told(segment: Segment) -> _Segment:
 
 def main() -> None:
     """Until the worker closes its end, or is gone."""
-    descriptor, parent = map(int, sys.argv[1:3])
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    journal.bind(process="reader", pid=os.getpid())
-    with socket.socket(fileno=descriptor) as line, contextlib.suppress(ConnectionError):
-        child = _Child(_policy_of(_receive(line)))
-        _send(line, _Answer())
+    with begin("reader") as line, contextlib.suppress(ConnectionError):
+        child = _Child(_policy_of(receive(line)))
+        send(line, _encode(_Answer()))
         while True:
-            _send(line, child.answer(_question_of(_receive(line))))
+            send(line, _encode(child.answer(_question_of(receive(line)))))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from shared.languages import require_spoken
 from shared.messages import Capabilities, Command, Event
 from shared.recorder import Recorder, Slot
 from shared.streams import (
+    AudioBatch,
     ClearAudio,
     CloseStream,
     EndUtterance,
@@ -58,13 +59,17 @@ class LiveAudio:
         vad: SileroVad,
         capabilities: Capabilities,
         recorder: Recorder,
+        turned: Callable[[int], None] = lambda _taken: None,
     ) -> None:
+        """``turned``: called on this thread when it has done what there was to do, with the number of commands it has taken."""
         self._generation = generation
         self._emit = emit
         self._tell = tell
         self._vad = vad
         self._capabilities = capabilities
         self._recorder = recorder
+        self._turned = turned
+        self._taken = 0
         self._inbox: collections.deque[tuple[Command, Buffer]] = collections.deque()
         self._finals: collections.deque[tuple[str, int]] = collections.deque()
         self._wanted = threading.Event()
@@ -76,7 +81,7 @@ class LiveAudio:
         self._thread.start()
 
     def give(self, command: Command, payload: Buffer) -> None:
-        """A command of a stream, in order of arrival."""
+        """A command of a stream, or audio of many, in order of arrival."""
         self._inbox.append((command, payload))
         self._wanted.set()
 
@@ -100,6 +105,7 @@ class LiveAudio:
             self._began_ns = time.monotonic_ns()
             try:
                 self._turn()
+                self._turned(self._taken)
             finally:
                 self._began_ns = 0
 
@@ -107,7 +113,9 @@ class LiveAudio:
         self._settle_finals()
         while self._inbox:
             command, payload = self._inbox.popleft()
-            self._guarded(command, payload)
+            self._taken += 1
+            for part, audio in unpacked(command, payload):
+                self._guarded(part, audio)
             if not self._inbox:
                 self._listen()
         for ear in [ear for ear in self._ears.values() if ear.audio.encoding == CONTAINER]:
@@ -336,3 +344,14 @@ class LiveAudio:
     def _progress(self, ear: Ear) -> None:
         if ear.acknowledge():
             self._emit(StreamProgress(self._generation, ear.request_id, ear.received_bytes, ear.needed_sample))
+
+
+def unpacked(command: Command, payload: Buffer) -> Iterator[tuple[Command, Buffer]]:
+    """A batch as the audio of its streams, one after the other."""
+    if not isinstance(command, AudioBatch):
+        yield command, payload
+        return
+    begin, whole = 0, memoryview(payload)
+    for request_id, arrived_ns, size in command.frames:
+        yield StreamAudio(command.generation, request_id, arrived_ns), whole[begin : begin + size]
+        begin += size

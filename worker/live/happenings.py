@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shared.errors import NapscribeError
 from shared.streams import StreamOptions
 from worker.live.endpointing import Action
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """``EndUtterance`` has been obeyed: to be said after the finals of everything before."""
 
     token: int
     utterance: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
     utterance: int
     through_sample: int
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     through_sample: int
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag=True):
     options: StreamOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
+class Updated(msgspec.Struct, frozen=True, array_like=True, tag=True):
     options: StreamOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Parked: the stream is no longer here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, array_like=True):
     """What the scheduler needs for the timings of an utterance that ended."""
 
     speech_end_ns: int

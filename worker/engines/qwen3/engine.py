@@ -44,9 +44,9 @@ SLOT_LENGTH = 1280
 MIN_ANSWER = 16
 """Positions that must be left for text, or the sound does not fit."""
 MAX_SLOTS = {"cuda": 384, "cpu": 8}
-MAX_CALLS = 200
-"""Calls that are taken, whatever the slots: beyond, the ears in the same process keep the engine from its work, and all are seconds
-late (``docs/benchmarks.md``)."""
+MAX_CALLS = 300
+"""Calls that are taken, whatever the slots: with 380, the host's work for each of them keeps one core busy, and some are seconds late
+(``docs/benchmarks.md``)."""
 SEATS_BEFORE_ALIGNER = 8
 MAX_STEP_S = {"cuda": 20.0, "cpu": 60.0}
 """A first pass on a loaded machine; a step of the usual kind is far below."""
