@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from worker.audio.quiet import quiet_middle
 from worker.audio.samples import Audio
 from worker.engines.base import EngineSequence, Final, Work
 from worker.text.rejoin import continued
-from worker.text.repetition import places_without_runs
+from worker.text.repetition import places_without_repetitions, places_without_word_runs
 from worker.text.spelling import Part, Spelling
 
 SPLIT_SECONDS = 4.0
@@ -107,16 +109,17 @@ class Hearing:
         score = finals[0].avg_logprob
         words = tuple(word for part in spelling.parts for word in part.words)
         logprobs = tuple(token for part in spelling.parts for token in part.tokens)
-        # An engine may have said more of a run-away than it keeps.
-        if self.in_parts or not said.strip() or not text.startswith(said):
-            places = places_without_runs(text)
-            left = "".join(text[place] for place in places)
-            whole, text = text, continued(said.strip() and said, left)
-            if text != left:  # begins otherwise than what is heard
-                words, logprobs, score = (), (), _mean([final.avg_logprob for final in finals])
-            elif self.in_parts or text != whole:
-                words, logprobs = spelling.words(places), spelling.tokens(places)
-                score = _mean([score for _, score in logprobs] or [final.avg_logprob for final in finals])
+        said = said.strip() and said
+        places = _kept(spelling, finals)
+        if text.startswith(said):
+            places = [*range(len(said)), *places[bisect_left(places, len(said)) :]]
+        left = "".join(text[place] for place in places)
+        whole, text = text, continued(said, left)
+        if text != left:  # begins otherwise than what is heard
+            words, logprobs, score = (), (), _mean([final.avg_logprob for final in finals])
+        elif self.in_parts or text != whole:
+            words, logprobs = spelling.words(places), spelling.tokens(places)
+            score = _mean([score for _, score in logprobs] or [final.avg_logprob for final in finals])
         works = [final.work for final in finals]
         return replace(
             finals[0],
@@ -134,6 +137,20 @@ class Hearing:
                 max(work.windows_listening for work in works),
             ),
         )
+
+
+def _kept(spelling: Spelling, finals: Sequence[Final]) -> Sequence[int]:
+    """Places of what is kept of the parts: what ran away loses all its runs. What ended by itself may be a chant, or a lesson: it
+    loses but what is no speech by the published thresholds."""
+    places: list[int] = []
+    end = 0
+    for wild, group in groupby(zip(spelling.spans, finals, strict=True), lambda part: part[1].finish_reason != "stop"):
+        spans = [span for span, _ in group]
+        begin, stop = spans[0][0], spans[-1][1]
+        places += range(end, begin)
+        places += places_without_word_runs(spelling.text, range(begin, stop)) if wild else range(begin, stop)
+        end = stop
+    return places_without_repetitions(spelling.text, places)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jiwer
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -170,6 +171,18 @@ def test_a_model_that_always_runs_away_ends_and_nobody_waits(bench: Bench, name:
     assert segment.text.startswith(bench.streamed("wild"))
     if name in ("character", "word", "pattern"):
         assert len(line) > 100 > len(segment.text.split())
+
+
+@pytest.mark.parametrize("deltas", [True, False], ids=["streamed", "whole"])
+def test_what_was_really_said_six_times_is_there_six_times(bench: Bench, deltas: bool) -> None:
+    """A chant looks like a run-away; its halves, heard again, end by themselves."""
+    bench.send("chant", [np.concatenate([read_audio(SHORT)] * 6)], language="en", deltas=deltas)
+    bench.run()
+    (segment,) = bench.segments("chant")
+    assert segment.text.split() == said(SHORT).split() * 6
+    assert segment.finish_reason == "repetition"
+    assert segment.text.startswith(bench.streamed("chant"))
+    assert bool(bench.streamed("chant")) == deltas
 
 
 def test_a_neighbour_of_the_same_lane_does_not_wait_for_pieces(bench: Bench) -> None:

@@ -120,3 +120,47 @@ def test_what_is_collapsed_takes_its_scores_and_words_along() -> None:
     assert final.logprobs == (scores[0], scores[1], scores[-1])
     assert final.avg_logprob == (-0.0 - 1.0 - 31.0) / 3
     assert final.words == (words[0], words[1], words[-1])
+
+
+LINE = "Lord have mercy upon us."
+
+
+@pytest.mark.parametrize("said", ["", "Lord have mercy upon us. Lord"])
+def test_a_chant_that_the_engine_took_for_a_run_away_keeps_all_its_lines(said: str) -> None:
+    """Its halves, heard again, ended by themselves: it was spoken."""
+    hearing = heard(20.0)
+    halves = take(hearing, hearing.pieces[0], f"{LINE} {LINE}", "repetition")
+    for half in halves:
+        take(hearing, half, " ".join([LINE] * 4))
+    assert hearing.joined(said).text == " ".join([LINE] * 8)
+
+
+def test_what_ended_by_itself_is_no_run_away() -> None:
+    hearing = heard(30.0)
+    take(hearing, hearing.pieces[0], " ".join([LINE] * 9))
+    assert hearing.joined("").text == " ".join([LINE] * 9)
+
+
+def test_of_what_ran_away_to_the_last_piece_no_run_is_left() -> None:
+    hearing = heard(30.0)
+    waiting = [hearing.pieces[0]]
+    while waiting:
+        waiting += take(hearing, waiting.pop(), " ".join([LINE] * 2), "repetition")
+    assert len(hearing.pieces) == 4
+    assert hearing.joined("").text == LINE
+
+
+@pytest.mark.parametrize("said", ["", "and went", "and went out"])
+def test_a_repetition_that_the_engine_missed_is_shortened_behind_what_was_said_too(said: str) -> None:
+    hearing = heard(6.0)
+    tokens = (("and", -1.0), (" went", -1.0), (" out", -1.0), *[("ll", -2.0)] * 11)
+    take(hearing, hearing.pieces[0], "and went out" + "l" * 22, logprobs=tokens, avg_logprob=-1.8)
+    final = hearing.joined(said)
+    assert final.text == "and went outl"
+    assert "".join(token for token, _ in final.logprobs) == final.text
+
+
+def test_what_was_said_of_a_run_stays() -> None:
+    hearing = heard(3.0)
+    take(hearing, hearing.pieces[0], "Well " + "no " * 30 + "thanks", "length")
+    assert hearing.joined("Well no no no").text == "Well no no no thanks"

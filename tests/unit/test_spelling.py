@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages import Word
-from worker.text.repetition import collapse_repetitions, collapse_word_runs, places_without_runs
+from worker.text.repetition import collapse_repetitions, collapse_word_runs, places_without_word_runs
 from worker.text.spelling import Part, Scored, Spelling
 
 
@@ -28,7 +28,7 @@ def timed(text: str) -> list[Word]:
 
 def left_of(text: str) -> tuple[str, tuple[Word, ...]]:
     """What is left of a text, and of its words."""
-    places = places_without_runs(text)
+    places = places_without_word_runs(text, range(len(text)))
     return "".join(text[place] for place in places), Spelling([Part(text, words=timed(text))]).words(places)
 
 
@@ -40,7 +40,7 @@ TEXTS = st.tuples(st.text("ab c", max_size=20), st.text("ab ", min_size=1, max_s
 
 @given(TEXTS)
 def test_places_are_those_of_what_stays(text: str) -> None:
-    left = "".join(text[place] for place in places_without_runs(text))
+    left = "".join(text[place] for place in places_without_word_runs(text, range(len(text))))
     assert left == collapse_word_runs(collapse_repetitions(text)).strip()
 
 
@@ -48,7 +48,7 @@ def test_places_are_those_of_what_stays(text: str) -> None:
 def test_tokens_keep_their_own_characters(text: str, sizes: list[int]) -> None:
     tokens = cut(text, sizes)
     owner = [n for n, (token, _) in enumerate(tokens) for _ in token]
-    places = places_without_runs(text)
+    places = places_without_word_runs(text, range(len(text)))
     expected = [
         ("".join(text[place] for place in mine), -float(n)) for n, mine in itertools.groupby(places, owner.__getitem__)
     ]

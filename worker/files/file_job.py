@@ -18,6 +18,7 @@ from shared.pcm import seconds
 from worker.engines.base import Engine, EngineSequence, Final, Hypothesis, SequenceRequest
 from worker.files.segments import Segment
 from worker.pieces import Hearing, Piece
+from worker.text.repetition import collapse_repetitions
 from worker.text.stabilizer import pieces as words_of
 from worker.text.word_times import spread_words
 
@@ -145,9 +146,10 @@ class FileJob:
         entry = self.open[index]
         if event.sequence is not entry.hearing.pieces[0].sequence:
             return []
-        if not event.text.startswith(entry.emitted):
+        text = collapse_repetitions(event.text)
+        if not text.startswith(entry.emitted):
             return []
-        text = "".join(words_of(event.text[len(entry.emitted) :])[:-1])
+        text = "".join(words_of(text[len(entry.emitted) :])[:-1])
         if not text:
             return []
         entry.emitted += text

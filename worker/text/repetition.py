@@ -48,15 +48,19 @@ def collapse_word_runs(text: str) -> str:
     return _at(text, _places_without_word_runs(text))
 
 
-def places_without_runs(text: str) -> Sequence[int]:
-    """Places of the characters that both leave, one after the other, without white space at the ends."""
-    places = _places_without_repetitions(text, CHAR_REPEATS)
+def places_without_repetitions(text: str, places: Sequence[int]) -> Sequence[int]:
+    """Those of ``places`` whose characters ``collapse_repetitions`` leaves, without white space at the ends."""
     left = _at(text, places)
-    kept = _places_without_word_runs(left)
+    kept = _places_without_repetitions(left, CHAR_REPEATS)
     left = _at(left, kept)
     lead = len(left) - len(left.lstrip())
-    kept = kept[lead : max(lead, len(left.rstrip()))]
-    return kept if len(places) == len(text) else [places[place] for place in kept]
+    return [places[place] for place in kept[lead : max(lead, len(left.rstrip()))]]
+
+
+def places_without_word_runs(text: str, places: Sequence[int]) -> Sequence[int]:
+    """The same of ``collapse_word_runs``, after ``collapse_repetitions``."""
+    few = places_without_repetitions(text, places)
+    return [few[place] for place in _places_without_word_runs(_at(text, few))]
 
 
 def _at(text: str, places: Sequence[int]) -> str:

@@ -26,13 +26,14 @@ class Spelling:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
-        self._begins: list[int] = []
-        """Of each part's text in the whole."""
+        self.spans: list[tuple[int, int]] = []
+        """Begin and end of each part's text in the whole."""
         self.text = ""
         for part in parts:
             self.text += separator(self.text, part.text)
-            self._begins.append(len(self.text))
+            begin = len(self.text)
             self.text += part.text
+            self.spans.append((begin, len(self.text)))
 
     def tokens(self, places: Sequence[int]) -> tuple[Scored, ...]:
         """What is left of the tokens where only the characters at ``places`` are; they spell it. None if they did not before.
@@ -42,7 +43,7 @@ class Spelling:
         left = self._left(places)
         found: list[Scored] = []
         end = 0
-        for part, begin in zip(self.parts, self._begins, strict=True):
+        for part, (begin, _) in zip(self.parts, self.spans, strict=True):
             spelled = "".join(token for token, _ in part.tokens)
             if spelled.strip() != part.text.strip():
                 return ()
@@ -69,7 +70,7 @@ class Spelling:
 
     def _placed(self) -> Iterator[tuple[Word, int]]:
         """Words with their place in the whole; -1 for one that is not there."""
-        for part, begin in zip(self.parts, self._begins, strict=True):
+        for part, (begin, _) in zip(self.parts, self.spans, strict=True):
             at = begin
             for word in part.words:
                 start = self.text.find(word.text, at, begin + len(part.text))
