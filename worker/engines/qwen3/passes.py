@@ -133,7 +133,8 @@ class Passes:
             return self._again([row], error)
 
     def _retry_smaller(self, group: Sequence[Qwen3Sequence], error: BaseException) -> list[EngineEvent]:
-        """Once, with half of the rows, or the only one; the others come in later steps. What does not fit alone fails alone."""
+        """Now that memory has been freed, with half of the rows, or the only one, and with half of those again; the others come in
+        later steps. What does not fit alone fails alone."""
         smaller = group[: math.ceil(len(group) / 2)]
         try:
             return self._advance(smaller, self._catch_up.run(smaller, self._chooser))
@@ -142,12 +143,14 @@ class Passes:
             error = again
         except (RuntimeError, NapscribeError) as other:
             return self._again(smaller, other)
+        if len(smaller) > 1:
+            return self._retry_smaller(smaller, error)
         failure = OutOfMemory(
             "The device ran out of memory for this recording.",
             hint="Lower NAPSCRIBE_GPU_MEMORY_MB so that fewer sequences run at once, or stop other programs on the card.",
         )
         failure.__cause__ = error
-        return [self._fail(row, failure) for row in smaller[:1]]
+        return [self._fail(smaller[0], failure)]
 
 
 def _typed(error: BaseException) -> NapscribeError:
