@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from shared.messages import Event, Lane
 from shared.streams import Partial, StreamOptions, UtteranceDelta, UtteranceFinal
@@ -14,10 +16,10 @@ from tests.torch.running import Reference, drive, finals, noise, read_audio, sta
 from tests.torch.test_live import loud_start, update
 from tests.torch.test_samples import WAVES, said
 from worker.audio.samples import Audio
-from worker.engines.base import EngineEvent, Hypothesis
+from worker.engines.base import EngineEvent, EngineSequence, Hypothesis
 from worker.engines.qwen3.border import border
 from worker.engines.qwen3.engine import Qwen3Engine
-from worker.engines.qwen3.sequence import LIVE_HOP
+from worker.engines.qwen3.sequence import LIVE_HOP, Qwen3Sequence
 from worker.live.endpointing import Begin, End, Speech
 from worker.live.stream import LiveStream
 
@@ -223,3 +225,50 @@ def test_freezing_while_the_next_token_is_under_way(
 def test_a_prefix_of_white_space_is_none(trained_engine: Qwen3Engine) -> None:
     wave = WAVES[1]
     assert transcribe(trained_engine, read_audio(wave), prefix=" ").text == said(wave)
+
+
+def speak_plainly(engine: Qwen3Engine, line: list[int], behind: list[int] | None = None) -> None:
+    """The model names no language, and says ``line`` until a prefix is put in; behind that ``behind``, or what it likes."""
+
+    def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
+        changed = logits.clone()
+        for n, sequence in enumerate(sequences):
+            assert isinstance(sequence, Qwen3Sequence)
+            forced = behind if sequence._language else line
+            if forced is not None:
+                changed[n, forced[len(sequence.tokens)]] = 1e4
+        return changed
+
+    engine.logits_hook = hook
+
+
+@pytest.fixture
+def hooked(trained_engine: Qwen3Engine) -> Iterator[Qwen3Engine]:
+    yield trained_engine
+    trained_engine.logits_hook = None
+
+
+def test_a_prefix_stays_before_what_a_model_says_without_naming_a_language(hooked: Qwen3Engine) -> None:
+    """It ignores the form and just speaks; then it speaks on behind the prefix."""
+    v = hooked._vocabulary
+    prefix, rest = "The old man", " and the sea went out again"
+    speak_plainly(hooked, v.encode(prefix + rest), [*v.encode(rest), v.turn_end])
+    final = transcribe(hooked, read_audio(WAVES[1]), prefix=prefix)
+    assert (final.text, final.finish_reason) == (prefix + rest, "stop")
+
+
+def test_a_prefix_that_is_put_in_late_leaves_nothing_of_what_stood_there(hooked: Qwen3Engine) -> None:
+    """As if the slot had been lost, and everything were computed anew."""
+    found = []
+    for lost in (False, True):
+        speak_plainly(hooked, hooked._vocabulary.encode("langoustine soup"))
+        row = start(hooked, read_audio(WAVES[1]), prefix="He said that")
+        events: list[EngineEvent] = []
+        while not row.closed:
+            events += hooked.step([row], 0)
+            if lost and row._language and row.slot is not None:
+                hooked._table.release(row)
+        found.append(finals(events)["r"])
+    assert found[0].text == found[1].text
+    assert found[0].text.startswith("He said that")
+    assert [score for _, score in found[0].logprobs] == pytest.approx([s for _, s in found[1].logprobs], abs=1e-3)

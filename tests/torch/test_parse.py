@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.torch.running import Reference
-from worker.engines.qwen3.parse import OutputParser
+from worker.engines.qwen3.parse import OutputParser, scored_text
 from worker.engines.qwen3.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.torch
@@ -126,6 +126,60 @@ def test_language_lines_where_none_should_be(vocabulary: Vocabulary, output: str
     assert parser.text == text
     assert all(after.startswith(before) for before, after in pairwise([*shown, parser.text])), shown
     assert not any("language English" in part or "language Chinese" in part or "None" in part for part in shown)
+
+
+@pytest.mark.parametrize(
+    ("output", "forced", "scored"),
+    [
+        ("language English<asr_text>Hello there.", False, "Hello there."),
+        ("language English<asr_text>Hello there.", True, "Hello there."),
+        ("language English<asr_text>Hello there. language Chinese<asr_text>ni hao", False, "Hello there. ni hao"),
+        ("language None<asr_text>Thank you.", False, ""),
+        ("language None<asr_text>Thank you.", True, ""),
+        ("language English", True, ""),
+        ("language Engl", False, ""),
+        ("今天天气很好。", True, "今天天气很好。"),
+        ("Hello <|im_end|> there", True, ""),
+    ],
+)
+def test_scores_spell_the_text_or_there_are_none(
+    vocabulary: Vocabulary, output: str, forced: bool, scored: str
+) -> None:
+    """What is taken out of the text is not told with its scores."""
+    ids = with_tags(vocabulary, output) if "|" not in output else [vocabulary.encode(c)[0] for c in output]
+    parser = OutputParser(vocabulary, forced=forced).extend(ids)
+    found = parser.scored([-1.0] * len(ids))
+    assert "".join(characters for characters, _ in found).strip() == scored
+    assert -sum(score for _, score in found) == (len(parser.spoken) if scored else 0)
+
+
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize("cut", ["language", "language ", "language Ch", "language Chinese", "language Chinese,Eng"])
+def test_a_line_whose_tag_was_cut_off_does_not_stay(vocabulary: Vocabulary, forced: bool, cut: str) -> None:
+    before = "" if forced else "language English<asr_text>"
+    ids = with_tags(vocabulary, f"{before}Hello there. {cut}")
+    assert OutputParser(vocabulary, forced=forced).extend(ids).text_if_cut == "Hello there."
+
+
+@pytest.mark.parametrize("said", ["We speak a language", "my language lessons", "tra la la"])
+def test_what_is_cut_keeps_other_words(vocabulary: Vocabulary, said: str) -> None:
+    kept = said.removesuffix(" language")
+    assert OutputParser(vocabulary, forced=True).extend(vocabulary.encode(said)).text_if_cut == kept.rstrip()
+
+
+def test_a_stray_byte_takes_no_scores_along() -> None:
+    pieces = [(b"Hi", -1.0), (b"\xff", -2.0), (b" th", -3.0), ("é".encode()[:1], -4.0), ("é".encode()[1:], -5.0)]
+    assert scored_text(pieces) == (("Hi", -1.0), ("\ufffd", -2.0), (" th", -3.0), ("é", -9.0))
+
+
+@given(st.lists(st.integers(0, 1007), max_size=60), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_scores_of_any_tokens_spell_the_text_or_are_none(
+    vocabulary_1008: Vocabulary, ids: list[int], forced: bool
+) -> None:
+    parser = OutputParser(vocabulary_1008, forced=forced).extend(ids)
+    found = "".join(characters for characters, _ in parser.scored([0.0] * len(ids)))
+    assert found.strip() in (parser.text, "")
 
 
 @given(st.lists(st.integers(0, 1007), max_size=60), st.booleans())

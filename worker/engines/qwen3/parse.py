@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shared.languages import NAMES
 from shared.scripts import separator
 from worker.engines.qwen3.vocabulary import Vocabulary
+
+Scored = tuple[tuple[str, float], ...]
+"""Text of tokens with their log probabilities."""
 
 _CODES = {name.lower(): code for code, name in NAMES.items()}
 _LANGUAGE = "language"
@@ -24,6 +27,8 @@ _LINE_AT_END = re.compile(r"(?<![A-Za-z])language\s+(?P<name>[A-Z][A-Za-z]*(?:,[
 _LINE_BEGINNING = re.compile(
     r"(?<![A-Za-z])(?:l|la|lan|lang|langu|langua|languag|language(?:\s+(?:[A-Z][A-Za-z]*(?:,[A-Za-z]*)*)?\s*)?)$"
 )
+_LINE_CUT = re.compile(r"(?<![A-Za-z])language(?:\s+(?:[A-Z][A-Za-z]*(?:,[A-Za-z]*)*)?\s*)?$")
+"""A line whose tag may have been cut off with what follows."""
 _NO_SPEECH = "none"
 _MAX_LANGUAGE_WORDS = 2
 """A line of more words than this after ``language`` is speech, not a language's name."""
@@ -45,12 +50,20 @@ class OutputParser:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._raw = ""
         self._meta = ""
+        self._pushed = 0
+        self._spoken: list[tuple[int, str]] = []
+        """The number of each token of ``_raw``, and its characters: none while the first of them is not whole."""
+        self._separator = ""
+        """Stands in ``_raw`` before the next token's characters."""
         self.tagged = forced
         """Whether the text has begun for certain."""
 
     def push(self, token: int) -> None:
+        number = self._pushed
+        self._pushed += 1
         if token == self._vocabulary.text_tag and not self.tagged:
             self._meta, self._raw = self._raw, ""
+            self._spoken.clear()
             self._utf8.reset()
             self.tagged = True
             return
@@ -58,7 +71,11 @@ class OutputParser:
             self._take_line_out()
             return
         # Bytes of a character that is not whole yet stay in the decoder.
-        self._raw += self._utf8.decode(self._vocabulary.bytes_of(token))
+        characters = self._utf8.decode(self._vocabulary.bytes_of(token))
+        self._raw += characters
+        if characters:
+            characters, self._separator = self._separator + characters, ""
+        self._spoken.append((number, characters))
 
     def extend(self, tokens: Iterable[int]) -> OutputParser:
         for token in tokens:
@@ -80,6 +97,29 @@ class OutputParser:
     def text_so_far(self) -> str:
         """What was said for certain, whatever follows: a beginning of ``text``."""
         return self._text(_LINE_BEGINNING.sub("", self._raw))
+
+    @property
+    def text_if_cut(self) -> str:
+        """What was said, if more would have followed: without a language line at its end, whose tag may be what is missing."""
+        return self._text(_LINE_CUT.sub("", self._raw))
+
+    @property
+    def spoken(self) -> list[int]:
+        """Numbers of the tokens that ``text`` is made of, in order of ``push``; the first is 0."""
+        return [number for number, _ in self._spoken] if self.begun and not self.no_speech else []
+
+    def scored(self, scores: Sequence[float]) -> Scored:
+        """Text and log probability of each of these tokens, whose scores stand at their numbers; tokens that share a character are one
+        entry. None if they are not what ``text`` has behind ``after``."""
+        out: list[tuple[str, float]] = []
+        score = 0.0
+        for number, characters in self._spoken:
+            score += scores[number]
+            if characters:
+                out.append((characters, score))
+                score = 0.0
+        said = "".join(characters for characters, _ in out).strip()
+        return tuple(out) if self.text[len(self._after) :].strip() == said else ()
 
     def _text(self, text: str) -> str:
         if self.no_speech or not self.begun:
@@ -111,7 +151,14 @@ class OutputParser:
         before = self._raw[: found.start()].rstrip()
         if not before and not self._after:
             self._meta = found[0]
-        self._raw = before + separator(before, "a") if before else ""
+        self._separator = separator(before, "a") if before else ""
+        self._raw = before + self._separator
+        length = 0
+        for kept, (_, characters) in enumerate(self._spoken):
+            length += len(characters)
+            if length > len(before):
+                del self._spoken[kept:]
+                break
 
     def _language_line(self) -> str:
         found = _LANGUAGE_LINE.match(self._meta)
@@ -128,17 +175,14 @@ class OutputParser:
         return len(words) > 1 + _MAX_LANGUAGE_WORDS and "<" not in self._raw
 
 
-def scored_text(tokens: Iterable[tuple[bytes, float]]) -> tuple[tuple[str, float], ...]:
+def scored_text(tokens: Iterable[tuple[bytes, float]]) -> Scored:
     """Text and log probability of each token, from its bytes; tokens that share a character are one entry."""
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     out: list[tuple[str, float]] = []
-    piece, score = b"", 0.0
-    for more, value in tokens:
-        piece, score = piece + more, score + value
-        try:
-            text = piece.decode()
-        except UnicodeDecodeError:
-            continue
-        if text:
-            out.append((text, score))
-        piece, score = b"", 0.0
+    score = 0.0
+    for piece, value in tokens:
+        characters, score = utf8.decode(piece), score + value
+        if characters:
+            out.append((characters, score))
+            score = 0.0
     return tuple(out)

@@ -104,7 +104,6 @@ class Qwen3Sequence:
         self.scores: list[float] = list(scores)
         self._before_text = len(self._prompt.head) + self.audio_length + len(self._prompt.tail)
         self._pieces: list[bytes] = [self._vocabulary.bytes_of(token) for token in tokens]
-        self._text_from = 0
         forced = bool(self._language)
         self._parser = OutputParser(self._vocabulary, forced=forced, after=self._kept if forced else "")
         self._parser.extend(tokens)
@@ -236,10 +235,8 @@ class Qwen3Sequence:
         self._pieces.append(self._vocabulary.bytes_of(token))
         self._parser.push(token)
         count = len(self._frozen) + len(self.tokens)
-        if token == self._vocabulary.text_tag and self._text_from == 0 and not self._language:
-            self._text_from = len(self.tokens)
-            if self._waiting:
-                self._fix_language()
+        if self._waiting and self._parser.begun:
+            self._put_prefix_in()
         elif count >= self.budget or self.known_length >= capacity:
             self.settled, self.finish_reason = True, "length"
         elif verdict != GOES_ON:
@@ -255,17 +252,18 @@ class Qwen3Sequence:
         before = len(self._frozen)
         self._truncate(max(keep, self._shown_tokens, before) - before)
 
-    def _fix_language(self) -> None:
-        """A prefix waits for the text to begin. The language line and the prefix become part of the prompt."""
-        tail = (*self._prompt.tail, *self.tokens, *self._waiting)
-        self._prompt, self._waiting = Prompt(self._prompt.head, tail), ()
+    def _put_prefix_in(self) -> None:
+        """A prefix waits for the text to begin. The language line and the prefix become part of the prompt; a model that names no
+        language, and begins to speak, begins again behind it."""
+        line = self.tokens if self._parser.tagged else []
+        if not line:
+            self.kv = min(self.kv, self._before_text)
+        self._prompt, self._waiting = Prompt(self._prompt.head, (*self._prompt.tail, *line, *self._waiting)), ()
         self._language = self._parser.language or "?"
         self._begin()
 
     def _truncate(self, keep: int) -> None:
-        text_from = min(self._text_from, keep)
         self._begin(self.tokens[:keep], self.scores[:keep])
-        self._text_from = text_from
 
     def freeze(self, text: str) -> None:
         """``text``, a beginning of the last hypothesis, stays: its tokens become part of the prompt.
@@ -330,7 +328,10 @@ class Qwen3Sequence:
     @property
     def text(self) -> str:
         """What stays and what was said after it."""
-        return self._parser.text if self._language or not self._kept else self._kept
+        if self._kept and not self._language:
+            return self._kept
+        cut = self.settled and self.finish_reason != "stop"
+        return self._parser.text_if_cut if cut else self._parser.text
 
     @property
     def _text_so_far(self) -> str:
@@ -375,17 +376,13 @@ class Qwen3Sequence:
         return text
 
     def final(self) -> Final:
-        scores = [score for _, _, score in self._frozen] + self.scores[self._text_from :]
+        scores = [score for _, _, score in self._frozen] + [self.scores[number] for number in self._parser.spoken]
         return Final(
             self,
             self.text,
             language=self.language,
             avg_logprob=sum(scores) / len(scores) if scores else None,
-            logprobs=self._logprobs(),
+            logprobs=scored_text((piece, score) for _, piece, score in self._frozen) + self._parser.scored(self.scores),
             finish_reason=self.finish_reason,
             work=Work(self.encode_ns, self.prefill_ns, self.decode_ns, self.windows_encoded),
         )
-
-    def _logprobs(self) -> tuple[tuple[str, float], ...]:
-        chosen = zip(self._pieces[self._text_from :], self.scores[self._text_from :], strict=True)
-        return scored_text([*((piece, score) for _, piece, score in self._frozen), *chosen])
