@@ -15,7 +15,7 @@ from worker.audio.samples import Audio
 from worker.engines.base import EngineSequence, Final, Work
 from worker.text.rejoin import continued
 from worker.text.repetition import places_without_repetitions, places_without_word_runs
-from worker.text.spelling import Part, Spelling
+from worker.text.spelling import Part, Scored, Spelling
 
 SPLIT_SECONDS = 4.0
 """A run-away on less audio than this is kept as it is: there is little to lose and nothing to cut."""
@@ -108,7 +108,7 @@ class Hearing:
         text = spelling.text
         score = finals[0].avg_logprob
         words = tuple(word for part in spelling.parts for word in part.words)
-        logprobs = tuple(token for part in spelling.parts for token in part.tokens)
+        logprobs: Sequence[Scored] = ()
         said = said.strip() and said
         places = _kept(spelling, finals)
         if text.startswith(said):
@@ -116,10 +116,12 @@ class Hearing:
         left = "".join(text[place] for place in places)
         whole, text = text, continued(said, left)
         if text != left:  # begins otherwise than what is heard
-            words, logprobs, score = (), (), _mean([final.avg_logprob for final in finals])
-        elif self.in_parts or text != whole:
-            words, logprobs = spelling.words(places), spelling.tokens(places)
-            score = _mean([score for _, score in logprobs] or [final.avg_logprob for final in finals])
+            words, score = (), _mean([final.avg_logprob for final in finals])
+        else:
+            logprobs = spelling.tokens(places)
+            if self.in_parts or text != whole:
+                words = spelling.words(places)
+                score = _mean([score for _, score in logprobs] or [final.avg_logprob for final in finals])
         works = [final.work for final in finals]
         return replace(
             finals[0],
@@ -127,7 +129,7 @@ class Hearing:
             language=next((final.language for final in finals if final.language), ""),
             words=words,
             avg_logprob=score,
-            logprobs=logprobs,
+            logprobs=tuple(logprobs),
             finish_reason=self.ran_away or "stop",
             work=Work(
                 sum(work.encode_ns for work in works),

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.answers.subtitles import srt, vtt
 from gateway.answers.timed_text import estimated_words
-from gateway.answers.transcript import Transcript, joined_pieces
+from gateway.answers.transcript import Transcript, joined_pieces, joined_scores
 from shared.errors import BadRequest
 from shared.languages import language_name
 from shared.messages import SegmentDone, Word
@@ -97,13 +97,15 @@ def incomplete(transcript: Transcript) -> dict[str, str]:
     return {} if transcript.finish_reason == "stop" else {"finish_reason": transcript.finish_reason}
 
 
-def token_logprobs(segments: Iterable[SegmentDone]) -> list[dict[str, Any]]:
-    """Log probabilities of the tokens in OpenAI's shape; ``bytes`` are those of the token in UTF-8."""
-    return [
-        {"token": token, "logprob": value, "bytes": list(_utf8(token))}
-        for segment in segments
-        for token, value in segment.logprobs
-    ]
+def token_logprobs(segments: Iterable[SegmentDone], before: str = "") -> list[dict[str, Any]]:
+    """Log probabilities of the tokens in OpenAI's shape; ``bytes`` are those of the token in UTF-8. They spell the text: what stands
+    between two segments, or behind the text ``before`` them, belongs to the token that follows."""
+    found: list[dict[str, Any]] = []
+    for segment in segments:
+        for token, value in joined_scores(before, segment.logprobs):
+            found.append({"token": token, "logprob": value, "bytes": list(_utf8(token))})
+        before = segment.text or before
+    return found
 
 
 def _plain(transcript: Transcript, logprobs: bool) -> dict[str, Any]:

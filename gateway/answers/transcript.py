@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -69,6 +69,11 @@ class TextStream:
         self._open += text
         self._pieces.append(piece)
         return piece
+
+
+def joined_scores(before: str, scores: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Tokens of a text that stands behind ``before``, with what stands between the two at the first of them."""
+    return [(separator(before, token) + token if n == 0 else token, score) for n, (token, score) in enumerate(scores)]
 
 
 def join_text(segments: Iterable[SegmentDone]) -> str:

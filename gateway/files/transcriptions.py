@@ -105,13 +105,14 @@ class Transcriptions:
 
     async def _frames(self, order: _Order) -> AsyncGenerator[bytes, None]:
         """The done text is what was sent, so that both are the same by construction."""
-        job, stream = order.visit.job, TextStream()
+        job, stream, finished = order.visit.job, TextStream(), ""
         logprobs = order.request.logprobs
         async for event in job.progress():
             if isinstance(event, Delta):
                 piece, known = stream.delta(event), None
             else:
-                piece, known = stream.segment(event), token_logprobs([event]) if logprobs else None
+                piece, known = stream.segment(event), token_logprobs([event], finished) if logprobs else None
+                finished = stream.text
             if piece:
                 yield sse.delta(piece, logprobs=known)
         transcript = self._reception.transcript(job)

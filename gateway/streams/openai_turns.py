@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.answers.errors_http import envelope
+from gateway.answers.transcript import joined_scores
 from shared.errors import NapscribeError
 from shared.pcm import SAMPLE_RATE, seconds
 from shared.scripts import separator
@@ -41,11 +42,11 @@ class _Item:
     logprobs: list[tuple[str, float]] = field(default_factory=list)
 
     def add(self, final: UtteranceFinal) -> None:
+        self.logprobs += joined_scores(self.text, final.logprobs)
         self.text += separator(self.text, final.text) + final.text
         self.duration += seconds(max(0, final.end_sample - final.start_sample))
         if final.language and final.text:
             self.languages[final.language] = None
-        self.logprobs.extend(final.logprobs)
 
 
 @dataclass(slots=True)

@@ -85,8 +85,8 @@ def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) ->
 
     path = tmp_path / "long.wav"
     path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 20)))
-    text = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12)
-    assert differs(text) < 0.03
+    done = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12)
+    assert differs(done["text"]) < 0.03
 
 
 async def test_a_call_survives_its_worker(server: Server) -> None:
@@ -140,10 +140,10 @@ async def test_a_card_that_takes_no_work_any_more_costs_no_words(sign: Path, tmp
     with serving(model=TINY, gpu_memory_mb=BUDGET_MIB) as server:
         server.http.timeout = 250
         server.transcribe(short).raise_for_status()
-        text = await asyncio.to_thread(
+        done = await asyncio.to_thread(
             killed_in_mid_stream, server, path, lambda body: body.count(".delta") >= 12, lambda _pid: sign.touch()
         )
-        assert differs(text) < 0.03
+        assert differs(done["text"]) < 0.03
         assert not sign.exists()
         assert server.worker["generation"] == 2
         async with talking(server, "language=en") as talk:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -127,7 +127,8 @@ def test_the_worker_reports_its_slots_and_threads(server: Server) -> None:
     assert worker["device_bytes"] == 0
 
 
-def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scores", [False, True], ids=["words", "with their scores"])
+def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path, scores: bool) -> None:
     """Every word as without the kill; what was done is not done again. Long enough not to be over before the kill."""
     from tests.torch.running import read_audio
 
@@ -135,10 +136,13 @@ def test_a_killed_worker_goes_on_where_it_was(server: Server, tmp_path: Path) ->
     path.write_bytes(wav(np.concatenate([read_audio(LONG), silence(2.5)] * 6)))
     unkilled = server.transcribe(path, stream="true", language="en").text
     generation = server.worker["generation"]
-    text = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12)
+    asked = {"include[]": "logprobs"} if scores else {}
+    done = killed_in_mid_stream(server, path, lambda body: body.count(".delta") >= 12, kill, asked)
     assert server.worker["generation"] == generation + 1
-    assert text == events_of(unkilled)[-1]["text"]
-    assert text.startswith(said(LONG))
+    assert done["text"] == events_of(unkilled)[-1]["text"]
+    assert done["text"].startswith(said(LONG))
+    spelled = "".join(token["token"] for token in done.get("logprobs", ()))
+    assert spelled == (done["text"] if scores else "")
 
 
 def kill(pid: int) -> None:
@@ -146,14 +150,22 @@ def kill(pid: int) -> None:
 
 
 def killed_in_mid_stream(
-    server: Server, path: Path, moment: Callable[[str], bool], end: Callable[[int], None] = kill
-) -> str:
-    """Read a stream; its worker is ended when ``moment`` holds of the body so far. The text, which is the sum of its deltas."""
+    server: Server,
+    path: Path,
+    moment: Callable[[str], bool],
+    end: Callable[[int], None] = kill,
+    fields: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """Read a stream; its worker is ended when ``moment`` holds of the body so far. The last event, whose text is the sum of the
+    deltas."""
     pid, body = server.worker_pid(), ""
     with (
         path.open("rb") as file,
         server.http.stream(
-            "POST", "/v1/audio/transcriptions", files={"file": file}, data={"stream": "true", "language": "en"}
+            "POST",
+            "/v1/audio/transcriptions",
+            files={"file": file},
+            data={"stream": "true", "language": "en", **fields},
         ) as answer,
     ):
         for piece in answer.iter_text():
@@ -164,7 +176,7 @@ def killed_in_mid_stream(
     assert not pid, "it was not killed"
     *deltas, done = events_of(body)
     assert "".join(event["delta"] for event in deltas) == done["text"]
-    return str(done["text"])
+    return done
 
 
 @pytest.mark.slow
@@ -187,7 +199,7 @@ def test_what_a_killed_worker_has_finished_is_not_done_again(tmp_path: Path) -> 
             time.sleep(0.3 if over else 0)
             return over
 
-        text = killed_in_mid_stream(server, path, round_over)
+        text = killed_in_mid_stream(server, path, round_over)["text"]
         again = finals(server.log(), server.worker_pid())
     assert text == events_of(unkilled)[-1]["text"]
     assert 0 < again <= segments - 8, "the first round was complete"

@@ -164,3 +164,11 @@ def test_what_was_said_of_a_run_stays() -> None:
     hearing = heard(3.0)
     take(hearing, hearing.pieces[0], "Well " + "no " * 30 + "thanks", "length")
     assert hearing.joined("Well no no no").text == "Well no no no thanks"
+
+
+def test_scores_that_do_not_spell_the_text_are_none() -> None:
+    """An engine that went on behind a prefix knows nothing of how sure it was of that."""
+    hearing = heard(3.0)
+    take(hearing, hearing.pieces[0], "He was not here.", logprobs=((" here", -1.0), (".", -2.0)), avg_logprob=-1.5)
+    final = hearing.joined("He was not")
+    assert (final.logprobs, final.avg_logprob) == ((), -1.5)

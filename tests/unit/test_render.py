@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.audio import Transcription, TranscriptionVerbose
 
-from gateway.answers.render import render, rendered, usage
+from gateway.answers.render import render, rendered, token_logprobs, usage
 from gateway.answers.transcript import TextStream, Transcript, join_text
 from gateway.files.form import RESPONSE_FORMATS
 from shared.errors import BadRequest, ProtocolError
@@ -63,6 +63,19 @@ def test_json_with_logprobs() -> None:
     plain = body(Transcript((segment(0, 0, 1, "é", logprobs=(("é", -0.5),)),), 1.0), "json", logprobs=True)
     assert plain["logprobs"] == [{"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]}]
     Transcription.model_validate(plain)
+
+
+def test_logprobs_of_several_segments_spell_the_text() -> None:
+    parts = (
+        segment(0, 0, 1, "To the hotel.", logprobs=(("To", -0.5), (" the hotel.", -1.0))),
+        segment(1, 1, 2, "A bed.", logprobs=(("A", -0.5), (" bed.", -1.0))),
+        segment(2, 2, 3, ""),
+        segment(3, 3, 4, "好。", logprobs=(("好", -0.5), ("。", -1.0))),
+        segment(4, 4, 5, "的", logprobs=(("的", -0.5),)),
+    )
+    plain = body(Transcript(parts, 5.0), "json", logprobs=True)
+    assert "".join(token["token"] for token in plain["logprobs"]) == plain["text"] == "To the hotel. A bed. 好。的"
+    assert [token["token"] for token in token_logprobs(parts[1:2], "To the hotel.")] == [" A", " bed."]
 
 
 def test_text_ends_its_line() -> None:

@@ -105,9 +105,10 @@ class FileJob:
             if not self.pending:
                 return None
             segment = self.pending.popleft()
-        prefix = self.command.prefix if segment.index == self.command.next_index else ""
-        piece = Piece([segment.audio], prefix=prefix)
-        self.open[segment.index] = OpenSegment(segment, Hearing([piece]), prefix)
+        said = self.command.prefix if segment.index == self.command.next_index else ""
+        # Nobody has scores of what an earlier worker said: where they are asked for, it is heard again.
+        piece = Piece([segment.audio], prefix="" if self.command.options.logprobs else said)
+        self.open[segment.index] = OpenSegment(segment, Hearing([piece]), said)
         return segment.index, piece
 
     def cancel(self, engine: Engine) -> None:
