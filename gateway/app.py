@@ -33,7 +33,7 @@ from gateway.life.channel import Channel
 from gateway.life.lifecycle import Phase, Policy
 from gateway.life.process import worker_command
 from gateway.life.supervisor import Supervisor
-from gateway.model import ServedModel, aligner, served_model
+from gateway.model import ServedModel, aligner, live_model, served_model
 from gateway.private_folder import PrivateFolder
 from gateway.reclaim import Reclaimer
 from gateway.status import Status
@@ -63,6 +63,8 @@ class Ground:
 
     settings: Settings
     model: ServedModel
+    live_model: str
+    aligner: str
     sockets: Path
     spool: Spool
     latency: LatencyLog | None = None
@@ -70,9 +72,10 @@ class Ground:
 
 @contextmanager
 def ground(settings: Settings) -> Iterator[Ground]:
-    """Folders of this gateway, and the leftovers of dead ones swept. Raises OSError if they cannot be made."""
+    """Models that can be meant, folders of this gateway, and the leftovers of dead ones swept. Raises SettingsError, OSError."""
     journal.bind(process="gateway", pid=os.getpid())
     model = served_model(settings.model)
+    small, times = live_model(settings.live_model), aligner(settings.aligner, model)
     with ExitStack() as stack:
         runtime = stack.enter_context(
             _named("NAPSCRIBE_RUNTIME_DIR", lambda: PrivateFolder(settings.runtime_dir, _RUN))
@@ -84,7 +87,7 @@ def ground(settings: Settings) -> Iterator[Ground]:
         spool.sweep()
         if spool.warning:
             log("spool", level="warning", warning=spool.warning)
-        yield Ground(settings, model, runtime.path, spool, latency)
+        yield Ground(settings, model, small, times, runtime.path, spool, latency)
 
 
 def _named(setting: str, make: Callable[[], T]) -> T:
@@ -161,8 +164,8 @@ def _worker_options(base: Ground) -> list[str]:
     settings, model = base.settings, base.model
     options: dict[str, object] = {
         "--model": model.spec,
-        "--live-model": settings.live_model,
-        "--aligner": aligner(settings.aligner, model),
+        "--live-model": base.live_model,
+        "--aligner": base.aligner,
         "--threads": settings.threads,
         "--cpus": settings.cpus,
         "--gpu-memory-mb": settings.gpu_memory_mb,

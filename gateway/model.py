@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -51,18 +52,33 @@ def served_model(setting: str) -> ServedModel:
         return ServedModel(EMBEDDED, EMBEDDED_ID, ("en",))
     if setting.startswith(SCRIPTED):
         return ServedModel(setting, SCRIPTED)
-    path = Path(setting).expanduser()
-    if path.is_dir():
-        return ServedModel(str(path.absolute()), path.absolute().name)
+    checkpoint = _checkpoint("NAPSCRIBE_MODEL", setting, "auto, embedded")
+    folder = Path(checkpoint)
+    return ServedModel(checkpoint, folder.name if folder.is_absolute() else checkpoint)
+
+
+def live_model(setting: str) -> str:
+    """What the worker is told of ``NAPSCRIBE_LIVE_MODEL``. Raises SettingsError for what can be none."""
+    if not setting or setting == EMBEDDED or setting.startswith(SCRIPTED):
+        return setting
+    return _checkpoint("NAPSCRIBE_LIVE_MODEL", setting, "empty")
+
+
+def _checkpoint(name: str, setting: str, besides: str) -> str:
+    """A folder as an absolute path, or a hub id. ``besides``: what else the setting may be. Raises SettingsError."""
+    with suppress(RuntimeError):  # ~somebody who is not there
+        path = Path(setting).expanduser()
+        if path.is_dir():
+            return str(path.absolute())
     if not _HUB_ID.fullmatch(setting):
         raise SettingsError(
-            f"NAPSCRIBE_MODEL={setting!r}: there is no such folder, and it is neither auto, embedded nor a hub id (owner/name)."
+            f"{name}={setting!r}: there is no such folder, and it is neither {besides.replace(', ', ' nor ')} nor a hub id (owner/name)."
         )
-    return ServedModel(setting, setting)
+    return setting
 
 
 def aligner(setting: str, model: ServedModel) -> str:
-    """What the worker is told of ``NAPSCRIBE_ALIGNER``: a hub id, a folder, or nothing.
+    """What the worker is told of ``NAPSCRIBE_ALIGNER``: a hub id, a folder, or nothing. Raises SettingsError for what can be none.
 
     The published aligner is chosen for a published model on a GPU only: a folder says nothing of the network, and on a
     CPU it would take longer than the transcript.
@@ -70,7 +86,7 @@ def aligner(setting: str, model: ServedModel) -> str:
     if setting == "auto":
         published = model.spec.startswith("Qwen/") and _has_cuda()
         return ALIGNER_DEFAULT if published else ""
-    return "" if setting == "none" else setting
+    return "" if setting == "none" else _checkpoint("NAPSCRIBE_ALIGNER", setting, "auto, none")
 
 
 def missing_packages(model: ServedModel) -> list[str]:

@@ -45,13 +45,15 @@ class NapscribeError(Exception):
     code: ClassVar[str] = "internal_error"
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    usual_hint: ClassVar[str] = ""
+    """Where the raiser has no better one."""
 
     def __init__(
         self, message: str, *, hint: str = "", param: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.usual_hint
         self.param = param
         self.retry_after = retry_after
         """Seconds after which a retry makes sense; only on errors that are ``retryable``."""
@@ -193,6 +195,7 @@ class OutOfMemory(WorkFailed):
 
 class EngineFailed(WorkFailed):
     code = "engine_failed"
+    usual_hint = "Other requests are not affected. The server's log says more; please report it, with the recording if you can share it."
 
 
 class Cancelled(WorkFailed):

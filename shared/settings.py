@@ -109,13 +109,21 @@ def _cores(text: str) -> str:
 
 def _folder(default: str) -> Callable[[str], Path]:
     def parse(text: str) -> Path:
-        return Path(text or default).expanduser().absolute()
+        return _absolute(text or default)
 
     return parse
 
 
+def _absolute(text: str) -> Path:
+    """Raises ValueError for the home of somebody who is not there."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
 def _file(text: str) -> Path | None:
-    path = Path(text).expanduser().absolute() if text else None
+    path = _absolute(text) if text else None
     if path is not None and not path.parent.is_dir():
         raise ValueError
     return path

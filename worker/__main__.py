@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shared import journal
 from shared.cores import NEAR_GPU, parse_cores
 from shared.devices import nvidia_there
-from shared.errors import NapscribeError
+from shared.errors import ModelLoadFailed, NapscribeError
 from shared.messages import Capabilities, Fatal, Lane, Pong, Progress, Ready
 from shared.recorder import Recorder
 from worker.child import NoChild
@@ -66,8 +66,9 @@ class WorkerProcess:
         self._inbox.start()
         try:
             scheduler = self._load()
-        except NapscribeError as error:
-            self._inbox.emit(Fatal(self._generation, error.code, error.message, error.hint, error.retryable))
+        except Exception as error:
+            failure = self._typed(error)
+            self._inbox.emit(Fatal(self._generation, failure.code, failure.message, failure.hint, failure.retryable))
             self._inbox.drain(2)
             return EXIT_LOAD_FAILED
         self._scheduler = scheduler
@@ -98,6 +99,16 @@ class WorkerProcess:
         self._inbox.emit(Pong(self._generation, 0, 0, 0, device_memory=engine.device_memory))
         self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
         return scheduler
+
+    def _typed(self, error: Exception) -> NapscribeError:
+        """What nobody has foreseen, a strange checkpoint for instance, would happen again at every start: it is told, not retried."""
+        if isinstance(error, NapscribeError):
+            return error
+        traceback.print_exc()
+        return ModelLoadFailed(
+            f"Loading {self._arguments.model} failed: {type(error).__name__}: {str(error)[:300]}",
+            hint="The server's log shows where. A checkpoint that is not a published one may have a configuration that does not fit.",
+        )
 
     def _prepare_hearing(self) -> None:
         """Decoders and ONNX Runtime take a third of a second to import, here and in a child. A failure shows where they are used."""

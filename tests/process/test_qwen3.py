@@ -258,10 +258,12 @@ def test_the_original_layout_and_an_aligner_work_end_to_end(tmp_path: Path) -> N
 
 
 def test_an_aligner_that_cannot_be_loaded_leaves_estimates(tmp_path: Path) -> None:
-    with serving(model=TINY, aligner=tmp_path / "none", threads=1) as server:
+    with serving(model=TINY, aligner=tmp_path, threads=1) as server:
         fields = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
         answer = server.transcribe(SHORT, language="en", **fields).json()
+        (line,) = (line for line in server.log().splitlines() if "alignment_failed" in line)
     assert answer["text"] == said(SHORT)
     assert answer["timing"] == "estimated"
     assert len(answer["words"]) == len(said(SHORT).split())
     assert all(0 <= word["start"] < word["end"] <= answer["duration"] for word in answer["words"])
+    assert "config.json" in json.loads(line)["hint"]

@@ -34,6 +34,8 @@ def start(tmp_path: Path, **settings: object) -> subprocess.CompletedProcess[str
         ({"runtime_dir": "/tmp/" + "long" * 30}, "NAPSCRIBE_RUNTIME_DIR"),
         ({"wyoming_port": 0, "port": 0}, "NAPSCRIBE_PORT"),
         ({"latency_log": "/nowhere/x"}, "NAPSCRIBE_LATENCY_LOG"),
+        ({"aligner": "/nowhere/x"}, "NAPSCRIBE_ALIGNER"),
+        ({"live_model": "~nobody-of-this-name/x"}, "NAPSCRIBE_LIVE_MODEL"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(tmp_path: Path, settings: dict[str, object], said: str) -> None:
@@ -88,3 +90,16 @@ def test_nothing_is_said_of_packages_that_are_there(tmp_path: Path) -> None:
 def test_a_name_is_an_address(tmp_path: Path) -> None:
     with serving(host="localhost") as server:
         assert server.http.get("/health").status_code == 200
+
+
+def test_a_model_that_breaks_in_an_unforeseen_way_is_told_once() -> None:
+    """It would break at every start."""
+    with serving(model="scripted:load_breaks=1") as server:
+        for generation in (1, 2):
+            answer = server.transcribe(DATA / "jfk.wav")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "model_load_failed")
+            assert "ZeroDivisionError: told to break" in error["message"]
+            assert "log" in error["message"]
+            assert server.worker["generation"] == generation
+        assert "Traceback" in server.log()

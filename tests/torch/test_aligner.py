@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from gateway.answers.timed_text import timed_tokens
-from shared.errors import AudioTooLong
+from shared.errors import AudioTooLong, ModelLoadFailed
 from shared.messages import SegmentDone, Word
 from tests.torch.checkpoints import build_aligner
 from tests.torch.running import drive, finals, hugging, loaded, noise, read_audio, start, transcribe
@@ -33,6 +35,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def aligner(folder: Path) -> ForcedAligner:
     return ForcedAligner(str(folder), device.set_up("cpu", dtype=torch.float32, threads=1), lambda *_: None)
+
+
+@pytest.mark.parametrize("fault", ["missing", "unexpected", "not a number", "whole numbers"])
+def test_weights_that_are_no_good_are_refused_by_name(folder: Path, tmp_path: Path, fault: str) -> None:
+    """Else it would give times, told as exact, that mean nothing."""
+    shutil.copytree(folder, tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    key = next(name for name in weights if name.endswith("layers.1.mlp.up_proj.weight"))
+    if fault == "missing":
+        del weights[key]
+    elif fault == "unexpected":
+        weights["one_more.weight"] = weights[key].clone()
+    elif fault == "not a number":
+        weights[key][3, 5] = torch.nan
+    else:
+        weights[key] = weights[key].int()
+    save_file(weights, tmp_path / "broken" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadFailed) as caught:
+        ForcedAligner(str(tmp_path / "broken"), device.set_up("cpu", dtype=torch.float32, threads=1), lambda *_: None)
+    assert ("one_more" if fault == "unexpected" else key) in caught.value.message
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 9.3])

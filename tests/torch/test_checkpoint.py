@@ -14,7 +14,7 @@ from shared.errors import ModelLoadFailed
 from tests.torch.checkpoints import to_original_layout
 from tests.torch.running import loaded, noise, transcribe
 from worker.engines.pair import PairEngine
-from worker.engines.qwen3.checkpoint import open_checkpoint
+from worker.engines.qwen3.checkpoint import ALIGNER, LIVE_MODEL, MODEL, Setting, Unreachable, open_checkpoint
 from worker.engines.qwen3.device import Device, free_bytes
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
@@ -119,6 +119,64 @@ def test_other_architectures_are_refused(random_checkpoint: Path, tmp_path: Path
             open_checkpoint(str(folder), silent)
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("audio_config", "encoder_attention_heads", 0),
+        ("audio_config", "encoder_attention_heads", 3),
+        ("audio_config", "d_model", -256),
+        ("audio_config", "encoder_layers", 10**5),
+        ("audio_config", "encoder_ffn_dim", 10**30),
+        ("audio_config", "max_position_embeddings", 5),
+        ("audio_config", "max_position_embeddings", 10**8),
+        ("text_config", "num_attention_heads", -4),
+        ("text_config", "num_key_value_heads", 3),
+        ("text_config", "head_dim", 0),
+        ("text_config", "vocab_size", -1),
+        ("text_config", "num_hidden_layers", 10**5),
+        ("", "eos_token_id", 10**10),
+    ],
+)
+def test_a_configuration_that_can_be_no_models_is_refused_at_once(
+    random_checkpoint: Path, tmp_path: Path, part: str, name: str, value: int
+) -> None:
+    """Before anything is allocated for it."""
+    config = json.loads((random_checkpoint / "config.json").read_text())
+    (config[part] if part else config)[name] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadFailed) as caught:
+        open_checkpoint(str(tmp_path), silent)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, "[]", '{"weight_map": null}', '{"weight_map": {"a": 5}}'])
+def test_an_index_that_is_none(random_checkpoint: Path, tmp_path: Path, body: str) -> None:
+    folder = tmp_path / "parts"
+    shutil.copytree(random_checkpoint, folder)
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "model.safetensors.index.json").write_text(body)
+    with pytest.raises(ModelLoadFailed) as caught:
+        Qwen3Engine(str(folder), device="cpu", threads=1).load(silent)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("setting", [MODEL, LIVE_MODEL, ALIGNER], ids=lambda setting: setting.name)
+def test_errors_name_the_setting_that_is_meant(tmp_path: Path, setting: Setting) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
+    for place in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ModelLoadFailed) as caught:
+            open_checkpoint(str(place), silent, setting)
+        assert setting.name in caught.value.hint
+        assert setting is MODEL or MODEL.name not in str(caught.value)
+
+
+def test_a_live_model_is_the_one_that_is_meant(random_checkpoint: Path, tmp_path: Path) -> None:
+    options = EngineOptions(threads=1, live_model=str(tmp_path / "absent"))
+    with pytest.raises(ModelLoadFailed, match="absent") as caught:
+        create(str(random_checkpoint), options).load(silent)
+    assert "NAPSCRIBE_LIVE_MODEL" in caught.value.hint
+
+
 def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelLoadFailed, match=r"no config\.json"):
@@ -131,6 +189,7 @@ def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelLoadFailed, match="HF_HUB_OFFLINE is set") as caught:
         open_checkpoint("Qwen/Qwen3-ASR-0.6B-hf", silent)
     assert "hf download" in caught.value.hint
+    assert isinstance(caught.value, Unreachable)
 
 
 def test_memory_bound_decides_the_slots(random_checkpoint: Path) -> None:

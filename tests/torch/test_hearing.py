@@ -149,5 +149,6 @@ def test_encoder_equals_one_shot(encoder: Encoder, trained_reference: Reference,
     with torch.inference_mode():
         ours = torch.cat(encoder(torch.stack(windows), frames))
     assert ours.shape == torch.cat(theirs).shape
-    assert (ours - torch.cat(theirs)).abs().max() <= 1e-5
+    # Of the largest value: on some processors single sums are 1.1e-5 apart, and both are further from those in double precision.
+    assert (ours - torch.cat(theirs)).abs().max() <= 1e-5 * torch.cat(theirs).abs().max()
     assert encoder.encoded - before == len(windows)

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from gateway.model import ALIGNER_DEFAULT, EMBEDDED, EMBEDDED_ID, ServedModel, aligner, missing_packages, served_model
+from gateway.model import (
+    ALIGNER_DEFAULT,
+    EMBEDDED,
+    EMBEDDED_ID,
+    ServedModel,
+    aligner,
+    live_model,
+    missing_packages,
+    served_model,
+)
 from shared.settings import SettingsError
 
 QWEN = "Qwen/Qwen3-ASR-1.7B-hf"
@@ -93,11 +102,24 @@ def test_scripted_is_known_by_its_kind() -> None:
     assert served_model("scripted:live=2") == ServedModel("scripted:live=2", "scripted")
 
 
-@pytest.mark.parametrize("setting", ["nowhere", "/no/such/folder", "a/b/c", "owner/", "owner/na me"])
+@pytest.mark.parametrize(
+    "setting", ["nowhere", "/no/such/folder", "a/b/c", "owner/", "owner/na me", "~nobody-of-this-name/model"]
+)
 def test_what_can_be_no_model_is_refused(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match="NAPSCRIBE_MODEL"):
         served_model(setting)
+    with pytest.raises(SettingsError, match="NAPSCRIBE_LIVE_MODEL"):
+        live_model(setting)
+    with pytest.raises(SettingsError, match="NAPSCRIBE_ALIGNER"):
+        aligner(setting, ServedModel(QWEN, QWEN))
+
+
+def test_a_live_model_is_a_folder_a_hub_id_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert live_model("small") == str(tmp_path / "small")
+    assert [live_model(setting) for setting in ("", "embedded", "owner/small")] == ["", "embedded", "owner/small"]
 
 
 @pytest.mark.parametrize(("setting", "told"), [("none", ""), ("owner/aligner", "owner/aligner")])

@@ -39,6 +39,8 @@ def test_an_empty_value_is_the_default() -> None:
         ("NAPSCRIBE_CPUS", "all"),
         ("NAPSCRIBE_CPUS", "1-0"),
         ("NAPSCRIBE_CPUS", "8191"),
+        ("NAPSCRIBE_SPOOL_DIR", "~nobody-of-this-name/spool"),
+        ("NAPSCRIBE_LATENCY_LOG", "~nobody-of-this-name/log"),
     ],
 )
 def test_a_bad_value_names_the_variable_and_what_it_takes(name: str, value: str) -> None:

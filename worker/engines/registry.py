@@ -40,10 +40,10 @@ def create(model: str, options: EngineOptions) -> Engine:
 
     # The second takes what the first has left; finals, and so exact times, are the first's.
     main, small = replace(options, memory_share=0.5), replace(options, aligner="")
-    return PairEngine(_single(model, main), _single(options.live_model, small))
+    return PairEngine(_single(model, main), _single(options.live_model, small, live=True))
 
 
-def _single(model: str, options: EngineOptions) -> Engine:
+def _single(model: str, options: EngineOptions, *, live: bool = False) -> Engine:
     """The engine of ``embedded``, ``scripted[:options]``, a hub id or a folder. Raises ModelLoadFailed."""
     try:
         if model == EMBEDDED:
@@ -54,6 +54,7 @@ def _single(model: str, options: EngineOptions) -> Engine:
             from worker.engines.scripted import ScriptedEngine, ScriptedOptions
 
             return ScriptedEngine(ScriptedOptions.parse(model.partition(":")[2]))
+        from worker.engines.qwen3.checkpoint import LIVE_MODEL, MODEL
         from worker.engines.qwen3.engine import Qwen3Engine
 
         return Qwen3Engine(
@@ -64,6 +65,7 @@ def _single(model: str, options: EngineOptions) -> Engine:
             memory_share=options.memory_share,
             aligner=options.aligner,
             wake=options.wake,
+            setting=LIVE_MODEL if live else MODEL,
         )
     except ImportError as error:
         extra = EMBEDDED if model == EMBEDDED else "qwen"

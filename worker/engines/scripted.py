@@ -84,6 +84,8 @@ class ScriptedOptions:
     hears: str = "auto"
     """``tones``, ``clock``, or ``auto``: tones if the first sound is a start tone."""
     load_fails: bool = False
+    load_breaks: bool = False
+    """In a way that nobody has foreseen."""
     crash_at: int = 0
     """The process kills itself in this step, as a fault in native code would."""
     stall_at: int = 0
@@ -205,6 +207,8 @@ class ScriptedEngine:
         for tenth in range(10):
             report("loading", tenth / 10)
             time.sleep(self._options.load_s / 10)
+        if self._options.load_breaks:
+            raise ZeroDivisionError("told to break")
         if self._options.load_fails:
             raise ModelLoadFailed("The scripted engine was told not to load.", hint="Leave load_fails out.")
         report("warming", 1.0)

@@ -25,7 +25,7 @@ from worker.audio.samples import Audio
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
-from worker.engines.qwen3.checkpoint import load_aligner, open_checkpoint
+from worker.engines.qwen3.checkpoint import ALIGNER, load_aligner, open_checkpoint
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.mel import LogMel
@@ -54,7 +54,7 @@ class ForcedAligner:
     """Loads at construction. Raises ModelLoadFailed."""
 
     def __init__(self, name: str, device: Device, report: Report) -> None:
-        checkpoint = open_checkpoint(name, report)
+        checkpoint = open_checkpoint(name, report, ALIGNER)
         with torch.inference_mode():
             model = load_aligner(checkpoint, device.dtype).to(device.where)
             self._vocabulary = load_vocabulary(checkpoint)

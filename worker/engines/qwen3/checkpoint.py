@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import tokenizers
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from shared.errors import ModelLoadFailed
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
-from worker.engines.qwen3.config import PLAIN_ROPE, ModelConfig, parse, rope
+from worker.engines.qwen3.config import PLAIN_ROPE, Id, ModelConfig, parse, rope
 
 _MODEL_TYPE = "qwen3_asr"
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -42,6 +42,30 @@ _ORIGINAL_HEAD = r"^thinker\.lm_head\."
 """``lm_head`` of a recogniser, ``score`` of an aligner."""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a checkpoint's name comes from: what an error says about it."""
+
+    name: str
+    published: str
+    """What it may be, besides a local copy."""
+    otherwise: str
+    """How to do without."""
+
+
+MODEL = Setting(
+    "NAPSCRIBE_MODEL", "Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf", "NAPSCRIBE_MODEL=embedded needs no download"
+)
+LIVE_MODEL = Setting("NAPSCRIBE_LIVE_MODEL", "Qwen/Qwen3-ASR-0.6B-hf", "without it calls are heard by the main model")
+ALIGNER = Setting(
+    "NAPSCRIBE_ALIGNER", "Qwen/Qwen3-ForcedAligner-0.6B-hf", "NAPSCRIBE_ALIGNER=none estimates word times"
+)
+
+
+class Unreachable(ModelLoadFailed):
+    """The hub does not answer; it may later."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint on disk, its configuration read and, where needed, rewritten."""
@@ -57,18 +81,18 @@ class Checkpoint:
     original_layout: bool
 
 
-def open_checkpoint(name: str, report: Report) -> Checkpoint:
+def open_checkpoint(name: str, report: Report, setting: Setting = MODEL) -> Checkpoint:
     """Find ``name`` (a local folder or a hub id), downloading where that is possible, and read its configuration.
 
-    Raises ModelLoadFailed: no such folder or id, no network, not a Qwen3-ASR checkpoint, a shape that is not supported.
+    Raises ModelLoadFailed: no such folder or id, no network (Unreachable), not a Qwen3-ASR checkpoint, a shape that is not supported.
     """
-    folder = _resolve(name, report)
+    folder = _resolve(name, report, setting)
     raw = _read_config(folder)
     original = "thinker_config" in raw
     if raw.get("model_type") != _MODEL_TYPE:
         raise ModelLoadFailed(
             f"{name} is a checkpoint of type {raw.get('model_type')!r}, not Qwen3-ASR.",
-            hint="Set NAPSCRIBE_MODEL to Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a local copy of one.",
+            hint=f"Set {setting.name} to {setting.published} or a local copy.",
         )
     try:
         raw = _modern(raw) if original else raw
@@ -97,6 +121,7 @@ def load_aligner(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     except (TypeError, ValueError, KeyError) as error:
         raise _not_understood(checkpoint.name, error) from error
     hugging.utils.logging.disable_progress_bar()
+    require_floats(checkpoint)
     # ``None`` and an empty mapping are different things to transformers, so the argument is left out where it is not needed.
     extra = {"key_mapping": _ORIGINAL_NAMES | {_ORIGINAL_HEAD: "score."}} if checkpoint.original_layout else {}
     try:
@@ -118,6 +143,8 @@ def load_aligner(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         for what in ("missing", "unexpected", "mismatched")
     }
     require_complete(checkpoint, missing=keys["missing"], unexpected=keys["unexpected"], misshaped=keys["mismatched"])
+    sums = {name: parameter.sum(dtype=torch.float32) for name, parameter in model.named_parameters()}
+    require_numbers(checkpoint, [name for name, total in sums.items() if not total.isfinite()])
     return model.eval()
 
 
@@ -158,19 +185,19 @@ def load_tokenizer(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _resolve(name: str, report: Report) -> Path:
+def _resolve(name: str, report: Report, setting: Setting) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelLoadFailed(
             f"There is no folder {name}.",
-            hint="NAPSCRIBE_MODEL is 'auto', 'embedded', a hub id such as Qwen/Qwen3-ASR-1.7B-hf, or a folder.",
+            hint=f"{setting.name} is a hub id ({setting.published}) or a folder; {setting.otherwise}.",
         )
-    return _download(name, report)
+    return _download(name, report, setting)
 
 
-def _download(name: str, report: Report) -> Path:
+def _download(name: str, report: Report, setting: Setting) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -180,14 +207,14 @@ def _download(name: str, report: Report) -> Path:
     except RepositoryNotFoundError as error:
         raise ModelLoadFailed(
             f"The hub has no model {name}, or it is not public.",
-            hint="Check NAPSCRIBE_MODEL; for a gated model set HF_TOKEN.",
+            hint=f"Check {setting.name}; for a gated model set HF_TOKEN.",
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         offline = "HF_HUB_OFFLINE is set and" if os.environ.get("HF_HUB_OFFLINE") else "The hub cannot be reached and"
-        raise ModelLoadFailed(
+        raise Unreachable(
             f"{offline} {name} is not in the cache ({_first_line(error)}).",
             hint=f"Download it where there is a network (hf download {name} --local-dir DIR), "
-            "and set NAPSCRIBE_MODEL to that folder; or NAPSCRIBE_MODEL=embedded needs no download.",
+            f"and set {setting.name} to that folder; {setting.otherwise}.",
         ) from error
 
 
@@ -225,7 +252,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadFailed(f"{path} is not readable JSON.", hint="Download the checkpoint again.") from error
     if not isinstance(raw, dict):
         raise ModelLoadFailed(f"{path} holds no JSON object.", hint="Download the checkpoint again.")
@@ -259,7 +286,7 @@ def _eos(folder: Path, config: ModelConfig) -> frozenset[int]:
     path = folder / "generation_config.json"
     if path.is_file():
         generation = _read_json(path)
-    said = (msgspec.convert(generation.get("eos_token_id"), list[int] | int | None), config.eos_token_id)
+    said = (msgspec.convert(generation.get("eos_token_id"), list[Id] | Id | None), config.eos_token_id)
     return frozenset(n for ids in said if ids is not None for n in ([ids] if isinstance(ids, int) else ids))
 
 
@@ -283,6 +310,12 @@ def _require_known_shape(config: ModelConfig, name: str) -> None:
         "text rope_type": (text.rope_type, PLAIN_ROPE),
         "quantization_config": (config.quantization_config, None),
         "text sliding window": (text.use_sliding_window, False),
+        "audio d_model modulo heads": (audio.d_model % audio.encoder_attention_heads, 0),
+        "text heads modulo key-value heads": (text.num_attention_heads % text.num_key_value_heads, 0),
+        "audio positions for a second": (
+            min(audio.max_position_embeddings, geometry.CHUNK_TOKENS),
+            geometry.CHUNK_TOKENS,
+        ),
     }
     wrong = [
         f"{what} is {found!r}, not {expected!r}" for what, (found, expected) in wanted.items() if found != expected
@@ -307,6 +340,33 @@ def require_complete(
             f"The weights in {checkpoint.folder} do not fit their configuration ({'; '.join(faults)}).",
             hint="Nothing was loaded, because the model would be partly random. Download the checkpoint again.",
         )
+
+
+def require_floats(checkpoint: Checkpoint) -> None:
+    """Raises ModelLoadFailed, naming a weight that holds no floating-point numbers: transformers would convert it without a word."""
+    try:
+        for path in weight_files(checkpoint.folder):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # it is no mapping
+                    kind = file.get_slice(name).get_dtype()
+                    if not kind.startswith(("F", "BF")):
+                        raise ValueError(f"{name} is {kind}, and no floating point")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise damaged(checkpoint, error) from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A whole file counts before an index, as it does to transformers. Raises OSError, ValueError."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise FileNotFoundError(f"there is no {whole.name} in it")
+    try:
+        names = msgspec.convert(_read_json(index).get("weight_map"), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{index.name}: weight_map: {error}") from error
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def require_numbers(checkpoint: Checkpoint, spoiled: Sequence[str]) -> None:

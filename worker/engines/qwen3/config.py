@@ -6,42 +6,50 @@ are theirs, and the tests hold both beside each other. What they guess and nobod
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 PLAIN_ROPE = "default"
 _SAME_POSITION_THREE_TIMES = "mrope"
 """Of the original layout: its sections carry equal positions, which is the plain embedding."""
 
 
+Layers = Annotated[int, Meta(ge=1, le=1_000)]
+Size = Annotated[int, Meta(ge=1, le=2**20)]
+"""Of something that memory is allocated for; the published models stay below 2**14."""
+Ids = Annotated[int, Meta(ge=1, le=2**24)]
+Id = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+
+
 class AudioConfig(msgspec.Struct, frozen=True):
     """Of the audio tower (``Qwen3ASREncoderConfig``)."""
 
-    num_mel_bins: int = 128
-    encoder_layers: int = 24
-    encoder_attention_heads: int = 16
-    encoder_ffn_dim: int = 4096
-    d_model: int = 1024
+    num_mel_bins: Size = 128
+    encoder_layers: Layers = 24
+    encoder_attention_heads: Size = 16
+    encoder_ffn_dim: Size = 4096
+    d_model: Size = 1024
     activation_function: str = "gelu"
     n_window: int = 50
-    output_dim: int = 3584
+    output_dim: Size = 3584
     n_window_infer: int = 800
-    downsample_hidden_size: int = 480
-    max_position_embeddings: int = 13
+    downsample_hidden_size: Size = 480
+    max_position_embeddings: Size = 13
 
 
 class TextConfig(msgspec.Struct, frozen=True):
     """Of the text model (``Qwen3Config``)."""
 
     rope_theta: float
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    vocab_size: int = 151_936
-    head_dim: int = 128
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    vocab_size: Ids = 151_936
+    head_dim: Size = 128
     rope_type: str = "default"
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
@@ -54,7 +62,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     audio_config: AudioConfig
     text_config: TextConfig
-    eos_token_id: list[int] | int | None = None
+    eos_token_id: list[Id] | Id | None = None
     quantization_config: Any = None
     tie_word_embeddings: bool = True
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shared.cores import format_cores
+from shared.devices import nvidia_there
 from shared.errors import ModelLoadFailed, OutOfMemory
 from shared.journal import log
 from worker.cores import cores_near, pin, usable_cores
@@ -46,6 +47,12 @@ def set_up(where: str = "", *, dtype: torch.dtype | None = None, threads: int = 
         raise ModelLoadFailed(
             "CUDA was asked for, but torch sees no GPU.",
             hint="Check nvidia-smi and that the container was started with --gpus all; or leave the device out.",
+        )
+    if not where and device.type == "cpu" and nvidia_there():
+        log(
+            "there is an NVIDIA card, and torch cannot use it: the model runs on the CPU",
+            level="warning",
+            hint="Compare the driver (nvidia-smi) with torch's CUDA version; in a container, start it with --gpus all.",
         )
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

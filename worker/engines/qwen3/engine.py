@@ -23,7 +23,7 @@ from worker.engines.base import EngineEvent, EngineSequence, Hypothesis, Report,
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import aligner_bytes
 from worker.engines.qwen3.catch_up import CatchUp, seat
-from worker.engines.qwen3.checkpoint import open_checkpoint
+from worker.engines.qwen3.checkpoint import MODEL, Setting, open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.exact_times import ExactTimes
@@ -61,7 +61,7 @@ class Qwen3Engine:
     ``model``: folder or hub id. ``device``, ``dtype``, ``threads``: empty, None and 0 choose. ``near_gpu``: see ``device.set_up``. ``gpu_memory_mb`` bounds
     weights, slots and working memory; 0 takes what is free, or ``memory_share`` of it. ``max_slots``: an upper bound on slots, 0 for the default.
     ``aligner``: folder or hub id of a forced aligner, loaded when the first request asks for words; empty for none. ``wake`` is
-    called from another thread when a row that waited for it has become ready.
+    called from another thread when a row that waited for it has become ready. ``setting``: which named the model.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class Qwen3Engine:
         graphs: bool = True,
         aligner: str = "",
         wake: Callable[[], None] = lambda: None,
+        setting: Setting = MODEL,
     ) -> None:
         self._model_name = model
+        self._setting = setting
         self._want = (device, dtype, threads, near_gpu)
         self._gpu_memory = (gpu_memory_mb, memory_share)
         self._max_slots = max_slots
@@ -98,7 +100,7 @@ class Qwen3Engine:
         report("loading", 0.0)
         where, dtype, threads, near_gpu = self._want
         self._device = devices.set_up(where, dtype=dtype, threads=threads, near_gpu=near_gpu)
-        checkpoint = open_checkpoint(self._model_name, report)
+        checkpoint = open_checkpoint(self._model_name, report, self._setting)
         report("loading", 0.1)
         with devices.typed_out_of_memory("loading the weights"):
             model = load_recogniser(checkpoint, self._device.where, self._device.dtype, report)
@@ -127,7 +129,8 @@ class Qwen3Engine:
         self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._forward, self._vocabulary)
         self._passes = Passes(self._device, self._catch_up, self._chooser, self._advance, self._fail)
         self._generator = torch.Generator(self._device.where)
-        self._warm_up(report)
+        with devices.typed_out_of_memory("warming up"):
+            self._warm_up(report)
         return self._capabilities()
 
     def _count_slots(self, model: Recogniser) -> int:
@@ -324,7 +327,7 @@ class Qwen3Engine:
         for row, chosen in zip(rows, results, strict=True):
             if not all(map(math.isfinite, chosen.logprobs)):
                 self.decoder.clear(seat(row))
-                failure = EngineFailed("The model's numbers overflowed on this recording.", hint="Try dtype float32.")
+                failure = EngineFailed("The model's numbers overflowed on this recording.")
                 events.append(self._fail(row, failure))
                 continue
             for token, score, verdict in zip(*chosen, strict=True):

@@ -15,6 +15,7 @@ from shared.errors import ModelLoadFailed, NapscribeError, Unsupported
 from shared.journal import log
 from shared.messages import Lane, Word
 from worker.engines.qwen3.aligner import LANGUAGES, ForcedAligner
+from worker.engines.qwen3.checkpoint import Unreachable
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.words import prepare
@@ -22,7 +23,7 @@ from worker.engines.qwen3.words import prepare
 PATIENCE_S = 60.0
 """So long files wait for the aligner; a download may take longer."""
 RETRY_S = 60.0
-"""After a failure that may pass, such as a full device, the aligner is not tried again for so long."""
+"""After a failure that may pass, such as a full device or a hub that does not answer, the aligner is not tried again for so long."""
 
 
 class ExactTimes:
@@ -97,8 +98,9 @@ class ExactTimes:
             self._release()
 
     def _failed(self, error: Exception, language: str) -> None:
-        log("alignment_failed", level="warning", error=type(error).__name__, message=str(error)[:300])
-        if isinstance(error, ModelLoadFailed):
+        message, hint = getattr(error, "message", str(error))[:300], getattr(error, "hint", "")
+        log("alignment_failed", level="warning", error=type(error).__name__, message=message, hint=hint)
+        if isinstance(error, ModelLoadFailed) and not isinstance(error, Unreachable):
             self._name = ""
         elif isinstance(error, Unsupported):
             self._languages -= {language}

@@ -7,9 +7,7 @@ that the configuration says, or nothing is loaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,10 +15,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from worker.engines.base import Report
-from worker.engines.qwen3.checkpoint import Checkpoint, damaged, original_name, require_complete, require_numbers
+from worker.engines.qwen3.checkpoint import (
+    Checkpoint,
+    damaged,
+    original_name,
+    require_complete,
+    require_numbers,
+    weight_files,
+)
 from worker.engines.qwen3.config import AudioConfig, ModelConfig, TextConfig
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EMBEDDING, _HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"
 """Some old tools have written it; it follows from the configuration."""
@@ -204,21 +208,10 @@ def _tie(found: dict[str, Tensor]) -> None:
 
 def _tensors(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the files, under its native name. Raises OSError, ValueError, KeyError, SafetensorError."""
-    for path in _files(checkpoint.folder):
+    for path in weight_files(checkpoint.folder):
         with safe_open(path, framework="pt", device=str(device)) as file:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 yield original_name(name) if checkpoint.original_layout else name, file.get_tensor(name)
-
-
-def _files(folder: Path) -> list[Path]:
-    """A whole file counts before an index, as it does to transformers."""
-    whole, index = folder / _WHOLE, folder / _INDEX
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise FileNotFoundError(f"there is no {_WHOLE} in it")
-    names: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-    return [folder / name for name in sorted(set(names.values()))]
 
 
 def sinusoids(length: int, channels: int) -> Tensor:
