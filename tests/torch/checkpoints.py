@@ -69,7 +69,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, template: str = "") -> Non
 
 
 def to_original_layout(source: Path, folder: Path) -> Path:
-    """The same weights under the names and the configuration of the first published checkpoints."""
+    """The same weights under the names and the configuration of the first published checkpoints, of a recogniser or an aligner."""
     shutil.copytree(source, folder)
     weights = load_file(source / "model.safetensors")
     save_file({_old_name(k): v for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
@@ -80,7 +80,7 @@ def to_original_layout(source: Path, folder: Path) -> Path:
     text = {**config["text_config"], "model_type": "qwen3_asr_text", "rope_theta": 1_000_000}
     del text["rope_parameters"]
     text["rope_scaling"] = {"rope_type": "default", "type": "default", "mrope_section": [6, 5, 5], "interleaved": True}
-    old = {
+    old: dict[str, Any] = {
         "architectures": ["Qwen3ASRForConditionalGeneration"],
         "model_type": "qwen3_asr",
         "support_languages": ["English"],
@@ -91,6 +91,13 @@ def to_original_layout(source: Path, folder: Path) -> Path:
             "audio_token_id": config["audio_token_id"],
         },
     }
+    if "score.weight" in weights:
+        old["timestamp_token_id"] = config["timestamp_token_id"]
+        old["thinker_config"] |= {
+            "model_type": "qwen3_forced_aligner",
+            "classify_num": len(weights["score.weight"]),
+            "text_config": {**text, "tie_word_embeddings": False},
+        }
     (folder / "config.json").write_text(json.dumps(old))
     (folder / "processor_config.json").unlink()
     return folder
@@ -176,6 +183,7 @@ def _old_name(key: str) -> str:
         ("model.multi_modal_projector.linear_2", "thinker.audio_tower.proj2"),
         ("model.language_model.", "thinker.model."),
         ("model.audio_tower.", "thinker.audio_tower."),
+        ("score.", "thinker.lm_head."),
     ):
         if key.startswith(new):
             return old + key[len(new) :]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from gateway.answers.timed_text import timed_tokens
 from shared.errors import AudioTooLong, ModelLoadFailed
 from shared.messages import SegmentDone, Word
-from tests.torch.checkpoints import build_aligner
+from tests.torch.checkpoints import build_aligner, to_original_layout
 from tests.torch.running import drive, finals, hugging, loaded, noise, read_audio, start, transcribe
 from worker.engines.qwen3 import device, japanese
 from worker.engines.qwen3.aligner import ForcedAligner, _longest_rising, place, repair
@@ -56,6 +56,13 @@ def test_weights_that_are_no_good_are_refused_by_name(folder: Path, tmp_path: Pa
         ForcedAligner(str(tmp_path / "broken"), device.set_up("cpu", dtype=torch.float32, threads=1), lambda *_: None)
     assert ("one_more" if fault == "unexpected" else key) in caught.value.message
     assert caught.value.hint
+
+
+def test_the_original_layout_says_the_same(folder: Path, tmp_path: Path, aligner: ForcedAligner) -> None:
+    old = to_original_layout(folder, tmp_path / "old")
+    heard = ForcedAligner(str(old), device.set_up("cpu", dtype=torch.float32, threads=1), lambda *_: None)
+    clip = noise(4.0, seed=2)
+    assert heard.classes(clip, ["The", "weather"]) == aligner.classes(clip, ["The", "weather"])
 
 
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 9.3])

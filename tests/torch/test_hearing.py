@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,21 @@ def test_encoder_equals_one_shot(encoder: Encoder, trained_reference: Reference,
     # Of the largest value: on some processors single sums are 1.1e-5 apart, and both are further from those in double precision.
     assert (ours - torch.cat(theirs)).abs().max() <= 1e-5 * torch.cat(theirs).abs().max()
     assert encoder.encoded - before == len(windows)
+
+
+@pytest.mark.parametrize(("most", "groups"), [(32, [4, 4, 4, 3]), (8, [1] * 15), (1, [1] * 15), (1_000, [15])])
+def test_a_long_recording_is_encoded_in_groups(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch, most: int, groups: list[int]
+) -> None:
+    """Memory is that of a group: two minutes here, and twenty would be as much."""
+    sizes, encode = [], Encoder._encode
+
+    def counted(self: Encoder, features: Tensor, frames: Sequence[int]) -> Tensor:
+        sizes.append(len(frames))
+        return encode(self, features, frames)
+
+    monkeypatch.setattr(Encoder, "_encode", counted)
+    monkeypatch.setattr(encoder, "_most", most)
+    with torch.inference_mode():
+        encoder(torch.zeros(15, 128, 800), [800] * 15)
+    assert sizes == groups

@@ -167,6 +167,14 @@ def test_a_long_pause_ends_a_segment(pause: float) -> None:
     assert segments[1].start_sample >= begin - 0.6 * RATE
 
 
+def test_an_engine_that_takes_thirty_seconds_gets_twenty_to_thirty() -> None:
+    """Of somebody who pauses for half a second now and then; what is left over may be less."""
+    audio = join([clip(name) for name in NAMES] * 2, [0.5])
+    lengths = [(segment.end_sample - segment.start_sample) / RATE for segment in cut(audio, SegmentPolicy.up_to(30))]
+    assert len(lengths) >= 3
+    assert all(20 <= length <= 30 for length in lengths[:-1]), lengths
+
+
 def test_short_pauses_do_not() -> None:
     segments = cut(join([clip("librivox-0880"), clip("librivox-0930")], [0.5, 0.3]))
     assert len(segments) == 1
