@@ -162,8 +162,10 @@ def test_a_repetition_that_the_engine_missed_is_shortened_behind_what_was_said_t
 
 def test_what_was_said_of_a_run_stays() -> None:
     hearing = heard(3.0)
-    take(hearing, hearing.pieces[0], "Well " + "no " * 30 + "thanks", "length")
-    assert hearing.joined("Well no no no").text == "Well no no no thanks"
+    spoken = ["Well", *[" no"] * 30, " thanks"]
+    take(hearing, hearing.pieces[0], "".join(spoken), "length", logprobs=tuple((token, -1.0) for token in spoken))
+    final = hearing.joined("Well no no no")
+    assert final.text == "Well no no no thanks" == "".join(token for token, _ in final.logprobs)
 
 
 def test_scores_that_do_not_spell_the_text_are_none() -> None:
