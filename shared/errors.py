@@ -56,7 +56,7 @@ class NapscribeError(Exception):
         self.hint = hint or self.usual_hint
         self.param = param
         self.retry_after = retry_after
-        """Seconds after which a retry makes sense; only on errors that are ``retryable``."""
+        """Seconds after which a retry makes sense; None where it makes none, or nobody knows."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()

@@ -72,7 +72,7 @@ async def test_a_worker_that_ignores_stop_and_sigterm_is_killed(seam: StartSeam)
 
 
 async def test_crash_resumes_after_the_last_finished_segment(seam: StartSeam) -> None:
-    s = await seam("--die-after 3 --until 1 --segment-s 0.1")
+    s = await seam("--die-after 3 --until 1 --segment-s 0.3")
     job, lease = s.submit(segments=6)
     with lease:
         await job.result()
@@ -173,7 +173,7 @@ async def test_a_start_for_which_there_are_no_descriptors_holds_nobody_up(
 
 async def test_who_is_refused_after_a_crash_is_forgotten(seam: StartSeam) -> None:
     """It had been dispatched, and waited again."""
-    made = await seam(policy=replace(FAST, cooldown_s=5, cooldown_max_s=5))
+    made = await seam("--segment-s 0.05", policy=replace(FAST, cooldown_s=5, cooldown_max_s=5))
     for _ in range(2):
         job, lease = made.submit(50)
         await made.until(lambda: bool(job.dispatched_ns), "dispatched")  # noqa: B023

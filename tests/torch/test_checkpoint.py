@@ -14,7 +14,7 @@ from shared.errors import ModelLoadFailed
 from tests.torch.checkpoints import to_original_layout
 from tests.torch.running import loaded, noise, transcribe
 from worker.engines.pair import PairEngine
-from worker.engines.qwen3.checkpoint import ALIGNER, LIVE_MODEL, MODEL, Setting, Unreachable, open_checkpoint
+from worker.engines.qwen3.checkpoint import ALIGNER, LIVE_MODEL, MODEL, Setting, open_checkpoint
 from worker.engines.qwen3.device import Device, free_bytes
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
@@ -189,7 +189,7 @@ def test_places_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelLoadFailed, match="HF_HUB_OFFLINE is set") as caught:
         open_checkpoint("Qwen/Qwen3-ASR-0.6B-hf", silent)
     assert "hf download" in caught.value.hint
-    assert isinstance(caught.value, Unreachable)
+    assert caught.value.retry_after, "it may pass"
 
 
 def test_memory_bound_decides_the_slots(random_checkpoint: Path) -> None:

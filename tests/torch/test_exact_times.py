@@ -17,7 +17,6 @@ from tests.torch.test_samples import WAVES
 from worker.engines.base import Final, SequenceRequest
 from worker.engines.qwen3 import exact_times
 from worker.engines.qwen3.aligner import ForcedAligner, aligner_bytes
-from worker.engines.qwen3.checkpoint import Unreachable
 from worker.engines.qwen3.engine import Qwen3Engine
 from worker.engines.qwen3.sequence import Qwen3Sequence
 
@@ -121,7 +120,7 @@ def test_who_waits_too_long_has_no_exact_times(bench: Bench, monkeypatch: pytest
         (ModelLoadFailed("gone"), True),
         (Unsupported("no analyser"), True),
         (RuntimeError("no room"), False),
-        (Unreachable("no network"), False),
+        (ModelLoadFailed("no network", retry_after=60), False),
     ],
     ids=["a broken aligner", "a language", "a full device", "a hub that does not answer"],
 )

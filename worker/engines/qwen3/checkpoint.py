@@ -62,8 +62,8 @@ ALIGNER = Setting(
 )
 
 
-class Unreachable(ModelLoadFailed):
-    """The hub does not answer; it may later."""
+HUB_RETRY_S = 60.0
+"""A hub that does not answer may later."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Checkpoint:
 def open_checkpoint(name: str, report: Report, setting: Setting = MODEL) -> Checkpoint:
     """Find ``name`` (a local folder or a hub id), downloading where that is possible, and read its configuration.
 
-    Raises ModelLoadFailed: no such folder or id, no network (Unreachable), not a Qwen3-ASR checkpoint, a shape that is not supported.
+    Raises ModelLoadFailed: no such folder or id, no network (with ``retry_after``), not a Qwen3-ASR checkpoint, a shape that is not supported.
     """
     folder = _resolve(name, report, setting)
     raw = _read_config(folder)
@@ -211,10 +211,11 @@ def _download(name: str, report: Report, setting: Setting) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         offline = "HF_HUB_OFFLINE is set and" if os.environ.get("HF_HUB_OFFLINE") else "The hub cannot be reached and"
-        raise Unreachable(
+        raise ModelLoadFailed(
             f"{offline} {name} is not in the cache ({_first_line(error)}).",
             hint=f"Download it where there is a network (hf download {name} --local-dir DIR), "
             f"and set {setting.name} to that folder; {setting.otherwise}.",
+            retry_after=HUB_RETRY_S,
         ) from error
 
 

@@ -15,7 +15,6 @@ from shared.errors import ModelLoadFailed, NapscribeError, Unsupported
 from shared.journal import log
 from shared.messages import Lane, Word
 from worker.engines.qwen3.aligner import LANGUAGES, ForcedAligner
-from worker.engines.qwen3.checkpoint import Unreachable
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.sequence import Qwen3Sequence
 from worker.engines.qwen3.words import prepare
@@ -100,7 +99,7 @@ class ExactTimes:
     def _failed(self, error: Exception, language: str) -> None:
         message, hint = getattr(error, "message", str(error))[:300], getattr(error, "hint", "")
         log("alignment_failed", level="warning", error=type(error).__name__, message=message, hint=hint)
-        if isinstance(error, ModelLoadFailed) and not isinstance(error, Unreachable):
+        if isinstance(error, ModelLoadFailed) and error.retry_after is None:
             self._name = ""
         elif isinstance(error, Unsupported):
             self._languages -= {language}
