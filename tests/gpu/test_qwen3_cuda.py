@@ -232,3 +232,49 @@ def test_a_card_that_takes_no_work_any_more_breaks_the_engine() -> None:
     """In a process of its own, because nothing on CUDA works there afterwards."""
     done = subprocess.run([sys.executable, "-c", BREAKS], capture_output=True, text=True, timeout=200)
     assert done.stdout.startswith("broken at 3 cuda"), done.stdout + done.stderr
+
+
+BOUNDED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shared.messages import Lane
+from tests.gpu.bench_qwen3 import build
+from worker.engines.base import Final, SequenceRequest
+from worker.engines.qwen3.engine import Qwen3Engine
+
+folder, bound_mb = Path(sys.argv[1]), int(sys.argv[2])
+build(folder, "0.6B", "cuda", torch.bfloat16)
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+engine = Qwen3Engine(str(folder), gpu_memory_mb=bound_mb)
+slots = engine.load(lambda *_: None).slots
+rng = np.random.default_rng(0)
+rows = []
+for number in range(3 * slots):
+    row = engine.open(SequenceRequest(str(number), Lane.BATCH, language="en"))
+    engine.feed(row, (0.1 * rng.standard_normal(30 * 16_000)).astype(np.float32))
+    engine.finish(row)
+    rows.append(row)
+events = []
+for _ in range(2_000):
+    events += engine.step([row for row in rows if not row.closed], 0)
+    if len(events) >= 2 * slots:
+        break
+assert events and all(isinstance(event, Final) for event in events), events
+print(slots, torch.cuda.max_memory_reserved() // 2**20)
+"""
+
+
+@pytest.mark.parametrize("bound_mb", [5_000, 9_000])
+def test_a_bound_on_memory_holds(tmp_path: Path, bound_mb: int) -> None:
+    """With the published shape, full slots and segments of 30 s. In a process of its own: the bound is the process's."""
+    command = [sys.executable, "-c", BOUNDED, str(tmp_path / "model"), str(bound_mb)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    slots, used = map(int, done.stdout.split())
+    assert slots >= (5 if bound_mb == 5_000 else 30)
+    assert used <= bound_mb

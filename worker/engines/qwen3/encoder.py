@@ -20,7 +20,7 @@ from worker.engines.qwen3.graphs import Recordings, bucket
 from worker.engines.qwen3.layout import tiles_of, upload, upload_into
 
 CHUNKS_AT_ONCE = {"cuda": 256, "cpu": 32}
-"""Seconds in a group. Bounds memory: the convolutions of one need some 6 MB in fp32 at the published width."""
+"""Seconds in a group, unless told otherwise. Bounds memory: the convolutions of one need some 6 MB in fp32 at the published width."""
 
 _GRAPH_CHUNKS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Sizes of a group that are recorded on CUDA."""

@@ -102,13 +102,15 @@ class Qwen3Engine:
         self._device = devices.set_up(where, dtype=dtype, threads=threads, near_gpu=near_gpu)
         checkpoint = open_checkpoint(self._model_name, report, self._setting)
         report("loading", 0.1)
+        devices.bound_memory(self._device, self._gpu_memory[0])
+        chunks = devices.encoder_chunks(self._device, self._gpu_memory[0])
         with devices.typed_out_of_memory("loading the weights"):
             model = load_recogniser(checkpoint, self._device.where, self._device.dtype, report)
             report("loading", 0.8)
             self._vocabulary = load_vocabulary(checkpoint)
             report("loading", 0.9)
-            self.encoder = Encoder(model)
-            self._slots = self._count_slots(model)
+            self.encoder = Encoder(model, chunks_at_once=chunks)
+            self._slots = self._count_slots(model, chunks)
             self.decoder = Decoder(
                 model.model.language_model, model.lm_head.weight, slots=self._slots, length=self._slot_length
             )
@@ -133,12 +135,12 @@ class Qwen3Engine:
             self._warm_up(report)
         return self._capabilities()
 
-    def _count_slots(self, model: Recogniser) -> int:
+    def _count_slots(self, model: Recogniser, chunks: int | None) -> int:
         kind = self._device.where.type
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         shape = TextShape.of(model.config.text_config)
         bound_mb, share = self._gpu_memory
-        room = devices.free_bytes(self._device, bound_mb=bound_mb, held=weights, share=share)
+        room = devices.free_bytes(self._device, bound_mb=bound_mb, held=weights, share=share, chunks=chunks)
         slot = shape.slot_bytes(self._slot_length, self._device.dtype)
         if self._device.cuda and self._aligner_name:
             without = room - aligner_bytes(self._aligner_name)
