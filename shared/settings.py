@@ -218,7 +218,7 @@ TABLE: tuple[Setting, ...] = (
     _row(
         "gpu_memory_mb",
         "0",
-        "Bound on GPU memory: weights, sequences and working memory, MiB; 0 is what is free.",
+        "Bound on GPU memory: weights, sequences and working memory, MiB (CUDA's own context comes on top); 0 is what is free.",
         _number(int, 0, 1 << 24),
         "0, or MiB",
     ),

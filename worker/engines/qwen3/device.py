@@ -105,7 +105,7 @@ def encoder_chunks(device: Device, bound_mb: int) -> int | None:
 
 def bound_memory(device: Device, bound_mb: int) -> None:
     """From now on this process takes no more than ``bound_mb`` of the card, 0 for all: torch gives cached blocks back first, and
-    fails where that is not enough. CUDA's own context, half a gigabyte, comes on top."""
+    fails where that is not enough. CUDA's own context comes on top."""
     if device.cuda:
         number = torch.cuda.current_device() if device.where.index is None else device.where.index
         total = torch.cuda.mem_get_info(number)[1]
