@@ -26,7 +26,7 @@ from shared.messages import Capabilities, Fatal, Lane, Pong, Progress, Ready
 from shared.recorder import Recorder
 from worker.child import NoChild
 from worker.cores import pin
-from worker.guard import die_with
+from worker.guard import EXIT_BUG, die_with, die_with_any_thread
 from worker.inbox import Bell, Inbox
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     Ears = LiveAudio | EarsProcess
 
-EXIT_BUG = 1
 EXIT_LOAD_FAILED = 3
 NEVER_ON_A_GPU = ("embedded", "scripted")
 FILE_JOBS_AHEAD = 2
@@ -101,9 +100,12 @@ class WorkerProcess:
         return scheduler
 
     def _typed(self, error: Exception) -> NapscribeError:
-        """What nobody has foreseen, a strange checkpoint for instance, would happen again at every start: it is told, not retried."""
+        """What nobody has foreseen in a strange checkpoint would happen again at every start: it is told, not retried. What the system or
+        a device may say once and not again is raised, and a new start is tried."""
         if isinstance(error, NapscribeError):
             return error
+        if isinstance(error, RuntimeError | OSError) and not isinstance(error, RecursionError):
+            raise error
         traceback.print_exc()
         return ModelLoadFailed(
             f"Loading {self._arguments.model} failed: {type(error).__name__}: {str(error)[:300]}",
@@ -158,10 +160,13 @@ class WorkerProcess:
         ahead = self._ears_ahead or (self._ears_process() if apart else None)
         if ahead is not None and apart:
             cores = tuple(os.sched_getaffinity(0))
-            with contextlib.suppress(NoChild):
+            try:
                 ahead.connect(
                     self._generation, capabilities, cores, self._inbox.emit_encoded, scheduler.tell, self._bell.ring
                 )
+            except NoChild as error:
+                journal.log("live audio stays in the worker", level="warning", error=str(error))
+            else:
                 return ahead
         if ahead is not None:
             ahead.close()
@@ -197,13 +202,6 @@ class WorkerProcess:
             queued=scheduler.queued(),
             device_memory=self._engine.device_memory if self._engine else 0,
         )
-
-
-def _end_with(died: threading.ExceptHookArgs) -> None:
-    """A thread that dies of a mistake of ours would be missed by nobody, and everybody would wait for it: another worker is better."""
-    threading.__excepthook__(died)
-    sys.stderr.flush()
-    os._exit(EXIT_BUG)
 
 
 def _engine_options(arguments: argparse.Namespace, wake: Callable[[], None]) -> EngineOptions:
@@ -250,7 +248,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     journal.bind(process="worker", generation=arguments.generation, pid=os.getpid())
     began = time.monotonic()
-    threading.excepthook = _end_with
+    die_with_any_thread()
     try:
         code = WorkerProcess(arguments).run()
     except BaseException:

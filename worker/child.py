@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from shared import journal
-from worker.guard import die_with
+from worker.guard import die_with, die_with_any_thread
 
 START_SECONDS = 20.0
 """A child takes half a second to start; one that takes so long is none."""
@@ -75,6 +75,7 @@ def begin(name: str) -> socket.socket:
     """The child's first act: its end of the line. ``name`` is what the journal calls it."""
     descriptor, parent = map(int, sys.argv[1:3])
     die_with(parent)
+    die_with_any_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     journal.bind(process=name, pid=os.getpid())
     return socket.socket(fileno=descriptor)

@@ -1,13 +1,16 @@
-"""The worker dies with its parent: a killed gateway leaves no process behind, least of all one that holds a GPU."""
+"""A process dies with its parent, and with any of its threads: a killed gateway leaves no process behind, least of all one that holds
+a GPU, and nobody waits for a thread that is gone."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 
+EXIT_BUG = 1
 _PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.5
 
@@ -26,3 +29,14 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_any_thread() -> None:
+    """A thread that dies of a mistake of ours would be missed by nobody, and everybody would wait for it: another process is better."""
+    threading.excepthook = _end_with
+
+
+def _end_with(died: threading.ExceptHookArgs) -> None:
+    threading.__excepthook__(died)
+    sys.stderr.flush()
+    os._exit(EXIT_BUG)

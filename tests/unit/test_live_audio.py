@@ -102,8 +102,8 @@ def test_a_thread_that_dies_takes_the_worker_with_it() -> None:
     """Another one is started then; without the thread everybody would wait."""
     program = (
         "import threading, time\n"
-        "from worker.__main__ import _end_with\n"
-        "threading.excepthook = _end_with\n"
+        "from worker.guard import die_with_any_thread\n"
+        "die_with_any_thread()\n"
         "threading.Thread(target=lambda: 1 / 0, daemon=True).start()\n"
         "time.sleep(60)\n"
     )

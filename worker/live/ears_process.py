@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from worker.live.audio import Tell
 
 
+MOST_ITEMS = 256
+"""Of a message to the worker; what is found beyond it in a turn goes in another one."""
+
+
 # ---------------------------------------------------------------- what they say to each other
 
 
@@ -88,7 +92,7 @@ class _Happened(msgspec.Struct, array_like=True, tag=True):
 
 
 class _Turn(msgspec.Struct, array_like=True):
-    """What the child found in a turn, in order."""
+    """What the child found in a turn, or in a part of one, in order."""
 
     taken: int
     """Commands that it has dealt with since its start."""
@@ -124,6 +128,7 @@ class EarsProcess:
         self._tried = threading.Event()
         self._serving = threading.Event()
         self._line: socket.socket | None = None
+        self._failure = ""
         self._connected = False
         self._pid = 0
         # The kernel ends a child with the thread that started it, so this one stays, and reads.
@@ -148,7 +153,7 @@ class EarsProcess:
         Raises NoChild if there is none."""
         self._tried.wait()
         if self._line is None:
-            raise NoChild("the ears' process does not start")
+            raise NoChild(self._failure)
         self._emit, self._tell, self._bell = emit, tell, bell
         try:
             send(self._line, _pack(_Serve(generation, capabilities, cores)))
@@ -194,7 +199,7 @@ class EarsProcess:
         try:
             child, line = start(__name__, _pack(_Hello(self._recorder)), share=[self._recorder])
         except NoChild as error:
-            log("live audio stays in the worker", level="warning", error=str(error))
+            self._failure = str(error)
             self._tried.set()
             return
         self._line, self._pid = line, child.pid
@@ -276,6 +281,7 @@ class _Child:
 
     def _emit(self, event: Event) -> None:
         self._items.append(_Event(encode(event)))
+        self._send_many()
 
     def _tell(self, request_id: str, happening: Happening, arrival: Arrival | None) -> None:
         match happening:
@@ -286,6 +292,12 @@ class _Child:
                 self._items.append(_Failure(request_id, error.code, error.message, error.hint, error.param))
             case _:
                 self._items.append(_Happened(request_id, happening, arrival))
+        self._send_many()
+
+    def _send_many(self) -> None:
+        """A turn may take seconds, where much has waited; the engine need not."""
+        if len(self._items) >= MOST_ITEMS:
+            self._turned(self._taken)
 
     def _turned(self, taken: int) -> None:
         if taken == self._taken and not self._items:
