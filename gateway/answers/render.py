@@ -108,6 +108,17 @@ def token_logprobs(segments: Iterable[SegmentDone], before: str = "") -> list[di
     return found
 
 
+def last_tokens(tokens: Sequence[dict[str, Any]], text: str) -> Sequence[dict[str, Any]]:
+    """Those at the end that spell ``text``; none where it begins inside a token."""
+    length = 0
+    for count, token in enumerate(reversed(tokens), start=1):
+        length += len(token["token"])
+        if length >= len(text):
+            last = tokens[-count:]
+            return last if "".join(token["token"] for token in last) == text else []
+    return []
+
+
 def _plain(transcript: Transcript, logprobs: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"text": transcript.text}
     if found := languages(transcript):

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from gateway.answers import sse
 from gateway.answers.event_stream import EventStream
-from gateway.answers.render import languages, rendered, token_logprobs, usage
+from gateway.answers.render import languages, last_tokens, rendered, token_logprobs, usage
 from gateway.answers.transcript import TextStream
 from gateway.files.form import TranscriptionRequest, parse_request, resolve_model
 from gateway.files.reception import Reception, Visit, restart_headers, stage_times
@@ -111,7 +111,8 @@ class Transcriptions:
             if isinstance(event, Delta):
                 piece, known = stream.delta(event), None
             else:
-                piece, known = stream.segment(event), token_logprobs([event], finished) if logprobs else None
+                piece = stream.segment(event)
+                known = last_tokens(token_logprobs([event], finished), piece) if logprobs else None
                 finished = stream.text
             if piece:
                 yield sse.delta(piece, logprobs=known)

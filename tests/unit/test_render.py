@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.audio import Transcription, TranscriptionVerbose
 
-from gateway.answers.render import render, rendered, token_logprobs, usage
+from gateway.answers.render import last_tokens, render, rendered, token_logprobs, usage
 from gateway.answers.transcript import TextStream, Transcript, join_text
 from gateway.files.form import RESPONSE_FORMATS
 from shared.errors import BadRequest, ProtocolError
@@ -76,6 +76,21 @@ def test_logprobs_of_several_segments_spell_the_text() -> None:
     plain = body(Transcript(parts, 5.0), "json", logprobs=True)
     assert "".join(token["token"] for token in plain["logprobs"]) == plain["text"] == "To the hotel. A bed. 好。的"
     assert [token["token"] for token in token_logprobs(parts[1:2], "To the hotel.")] == [" A", " bed."]
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        (" hotel.", [" hotel", "."]),
+        ("To the hotel.", ["To", " the", " hotel", "."]),
+        ("tel.", []),
+        ("", []),
+        ("else", []),
+    ],
+)
+def test_the_last_tokens_are_those_that_spell_what_is_sent_last(text: str, spelled: list[str]) -> None:
+    tokens = [{"token": token, "logprob": -1.0} for token in ("To", " the", " hotel", ".")]
+    assert [token["token"] for token in last_tokens(tokens, text)] == spelled
 
 
 def test_text_ends_its_line() -> None:
