@@ -14,10 +14,11 @@ from shared.errors import ModelLoadFailed
 from tests.torch.checkpoints import to_original_layout
 from tests.torch.running import loaded, noise, transcribe
 from worker.engines.pair import PairEngine
-from worker.engines.qwen3.checkpoint import ALIGNER, LIVE_MODEL, MODEL, Setting, open_checkpoint
+from worker.engines.qwen3.checkpoint import open_checkpoint
 from worker.engines.qwen3.device import Device, encoder_chunks, free_bytes
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.engine import Qwen3Engine
+from worker.engines.qwen3.hub import ALIGNER, LIVE_MODEL, MODEL, Setting
 from worker.engines.qwen3.weights import load_recogniser
 from worker.engines.registry import EngineOptions, create
 

@@ -54,8 +54,8 @@ def _single(model: str, options: EngineOptions, *, live: bool = False) -> Engine
             from worker.engines.scripted import ScriptedEngine, ScriptedOptions
 
             return ScriptedEngine(ScriptedOptions.parse(model.partition(":")[2]))
-        from worker.engines.qwen3.checkpoint import LIVE_MODEL, MODEL
         from worker.engines.qwen3.engine import Qwen3Engine
+        from worker.engines.qwen3.hub import LIVE_MODEL, MODEL
 
         return Qwen3Engine(
             model,

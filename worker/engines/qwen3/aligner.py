@@ -25,9 +25,10 @@ from worker.audio.samples import Audio
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.audio import SampleBuffer
-from worker.engines.qwen3.checkpoint import ALIGNER, load_aligner, open_checkpoint
+from worker.engines.qwen3.checkpoint import load_aligner, open_checkpoint
 from worker.engines.qwen3.device import Device
 from worker.engines.qwen3.encoder import Encoder
+from worker.engines.qwen3.hub import ALIGNER
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.vocabulary import load_vocabulary
 from worker.engines.qwen3.words import AlignedText, split_words

@@ -8,9 +8,7 @@ weight that is missing, left over or of another shape ends the start.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,10 @@ from shared.errors import ModelLoadFailed
 from worker.engines.base import Report
 from worker.engines.qwen3 import geometry
 from worker.engines.qwen3.config import PLAIN_ROPE, Id, ModelConfig, parse, rope
+from worker.engines.qwen3.faults import damaged, first_line, require_complete, require_numbers
+from worker.engines.qwen3.hub import MODEL, Setting, find
 
 _MODEL_TYPE = "qwen3_asr"
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-_SHOWN_KEYS = 8
 _TOKENIZER_FILES = "The folder needs tokenizer.json (or vocab.json and merges.txt) and tokenizer_config.json."
 
 # Names of the original layout (regular expressions, as transformers wants them) and what they are called now. Order
@@ -40,30 +38,6 @@ _ORIGINAL_NAMES = {
 }
 _ORIGINAL_HEAD = r"^thinker\.lm_head\."
 """``lm_head`` of a recogniser, ``score`` of an aligner."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a checkpoint's name comes from: what an error says about it."""
-
-    name: str
-    published: str
-    """What it may be, besides a local copy."""
-    otherwise: str
-    """How to do without."""
-
-
-MODEL = Setting(
-    "NAPSCRIBE_MODEL", "Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf", "NAPSCRIBE_MODEL=embedded needs no download"
-)
-LIVE_MODEL = Setting("NAPSCRIBE_LIVE_MODEL", "Qwen/Qwen3-ASR-0.6B-hf", "without it calls are heard by the main model")
-ALIGNER = Setting(
-    "NAPSCRIBE_ALIGNER", "Qwen/Qwen3-ForcedAligner-0.6B-hf", "NAPSCRIBE_ALIGNER=none estimates word times"
-)
-
-
-HUB_RETRY_S = 60.0
-"""A hub that does not answer may later."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +60,7 @@ def open_checkpoint(name: str, report: Report, setting: Setting = MODEL) -> Chec
 
     Raises ModelLoadFailed: no such folder or id, no network (with ``retry_after``), not a Qwen3-ASR checkpoint, a shape that is not supported.
     """
-    folder = _resolve(name, report, setting)
+    folder = find(name, report, setting)
     raw = _read_config(folder)
     original = "thinker_config" in raw
     if raw.get("model_type") != _MODEL_TYPE:
@@ -121,7 +95,7 @@ def load_aligner(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     except (TypeError, ValueError, KeyError) as error:
         raise _not_understood(checkpoint.name, error) from error
     hugging.utils.logging.disable_progress_bar()
-    require_floats(checkpoint)
+    _require_floats(checkpoint)
     # ``None`` and an empty mapping are different things to transformers, so the argument is left out where it is not needed.
     extra = {"key_mapping": _ORIGINAL_NAMES | {_ORIGINAL_HEAD: "score."}} if checkpoint.original_layout else {}
     try:
@@ -137,14 +111,16 @@ def load_aligner(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
             **extra,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise damaged(checkpoint, error) from error
+        raise damaged(checkpoint.folder, error) from error
     keys = {
         what: [key[0] if isinstance(key, tuple) else key for key in info.get(f"{what}_keys") or ()]
         for what in ("missing", "unexpected", "mismatched")
     }
-    require_complete(checkpoint, missing=keys["missing"], unexpected=keys["unexpected"], misshaped=keys["mismatched"])
+    require_complete(
+        checkpoint.folder, missing=keys["missing"], unexpected=keys["unexpected"], misshaped=keys["mismatched"]
+    )
     sums = {name: parameter.sum(dtype=torch.float32) for name, parameter in model.named_parameters()}
-    require_numbers(checkpoint, [name for name, total in sums.items() if not total.isfinite()])
+    require_numbers(checkpoint.folder, [name for name, total in sums.items() if not total.isfinite()])
     return model.eval()
 
 
@@ -177,7 +153,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
             ).backend_tokenizer
     except Exception as error:  # tokenizers raises no narrower one
         raise ModelLoadFailed(
-            f"The tokenizer in {checkpoint.folder} could not be read: {_first_line(error)}",
+            f"The tokenizer in {checkpoint.folder} could not be read: {first_line(error)}",
             hint=_TOKENIZER_FILES,
         ) from error
     tokenizer.no_truncation()
@@ -185,56 +161,31 @@ def load_tokenizer(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _resolve(name: str, report: Report, setting: Setting) -> Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelLoadFailed(
-            f"There is no folder {name}.",
-            hint=f"{setting.name} is a hub id ({setting.published}) or a folder; {setting.otherwise}.",
-        )
-    return _download(name, report, setting)
-
-
-def _download(name: str, report: Report, setting: Setting) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    report("downloading", 0.0)
+def weight_files(folder: Path) -> list[Path]:
+    """A whole file counts before an index, as it does to transformers. Raises OSError, ValueError."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise FileNotFoundError(f"there is no {whole.name} in it")
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, tqdm_class=_progress(report)))
-    except RepositoryNotFoundError as error:
-        raise ModelLoadFailed(
-            f"The hub has no model {name}, or it is not public.",
-            hint=f"Check {setting.name}; for a gated model set HF_TOKEN.",
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        offline = "HF_HUB_OFFLINE is set and" if os.environ.get("HF_HUB_OFFLINE") else "The hub cannot be reached and"
-        raise ModelLoadFailed(
-            f"{offline} {name} is not in the cache ({_first_line(error)}).",
-            hint=f"Download it where there is a network (hf download {name} --local-dir DIR), "
-            f"and set {setting.name} to that folder; {setting.otherwise}.",
-            retry_after=HUB_RETRY_S,
-        ) from error
+        names = msgspec.convert(_read_json(index).get("weight_map"), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{index.name}: weight_map: {error}") from error
+    return [folder / name for name in sorted(set(names.values()))]
 
 
-def _progress(report: Report) -> Any:
-    """A silent progress bar class that turns downloaded parts into signs of life."""
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
-    class Beat(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
-            super().__init__(*args, **{**kwargs, "disable": True})
-            self.seen = 0.0
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.seen += n or 0
-            report("downloading", min(self.seen / self.total, 1.0) if self.total else 0.0)
-            return None
-
-    return Beat
+def _require_floats(checkpoint: Checkpoint) -> None:
+    """Raises ModelLoadFailed, naming a weight that holds no floating-point numbers: transformers would convert it without a word."""
+    try:
+        for path in weight_files(checkpoint.folder):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # it is no mapping
+                    kind = file.get_slice(name).get_dtype()
+                    if not kind.startswith(("F", "BF")):
+                        raise ValueError(f"{name} is {kind}, and no floating point")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise damaged(checkpoint.folder, error) from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -293,7 +244,7 @@ def _eos(folder: Path, config: ModelConfig) -> frozenset[int]:
 
 def _not_understood(name: str, error: Exception) -> ModelLoadFailed:
     return ModelLoadFailed(
-        f"The configuration of {name} is not understood: {_first_line(error)}",
+        f"The configuration of {name} is not understood: {first_line(error)}",
         hint="Use Qwen/Qwen3-ASR-1.7B-hf, Qwen/Qwen3-ASR-0.6B-hf or a checkpoint of the same architecture.",
     )
 
@@ -326,72 +277,3 @@ def _require_known_shape(config: ModelConfig, name: str) -> None:
             f"{name} is not shaped like the published Qwen3-ASR: {'; '.join(wrong)}.",
             hint="Use one of the published checkpoints or one fine-tuned from them.",
         )
-
-
-def require_complete(
-    checkpoint: Checkpoint, *, missing: Sequence[str], unexpected: Sequence[str], misshaped: Sequence[str]
-) -> None:
-    """Raises ModelLoadFailed with the names of weights that are not as the configuration says."""
-    faults = []
-    for word, keys in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped)):
-        if keys:
-            faults.append(f"{word}: {_some(keys)}")
-    if faults:
-        raise ModelLoadFailed(
-            f"The weights in {checkpoint.folder} do not fit their configuration ({'; '.join(faults)}).",
-            hint="Nothing was loaded, because the model would be partly random. Download the checkpoint again.",
-        )
-
-
-def require_floats(checkpoint: Checkpoint) -> None:
-    """Raises ModelLoadFailed, naming a weight that holds no floating-point numbers: transformers would convert it without a word."""
-    try:
-        for path in weight_files(checkpoint.folder):
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  # it is no mapping
-                    kind = file.get_slice(name).get_dtype()
-                    if not kind.startswith(("F", "BF")):
-                        raise ValueError(f"{name} is {kind}, and no floating point")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise damaged(checkpoint, error) from error
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """A whole file counts before an index, as it does to transformers. Raises OSError, ValueError."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise FileNotFoundError(f"there is no {whole.name} in it")
-    try:
-        names = msgspec.convert(_read_json(index).get("weight_map"), dict[str, str])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{index.name}: weight_map: {error}") from error
-    return [folder / name for name in sorted(set(names.values()))]
-
-
-def require_numbers(checkpoint: Checkpoint, spoiled: Sequence[str]) -> None:
-    """Raises ModelLoadFailed with the names of weights in which there is something else than finite numbers."""
-    if spoiled:
-        raise ModelLoadFailed(
-            f"Weights in {checkpoint.folder} are not finite: {_some(spoiled)}.",
-            hint="Nothing was loaded, because every answer would be wrong. Download the checkpoint again.",
-        )
-
-
-def damaged(checkpoint: Checkpoint, error: Exception) -> ModelLoadFailed:
-    """Weights that no program could read."""
-    return ModelLoadFailed(
-        f"The weights in {checkpoint.folder} could not be read: {_first_line(error)}",
-        hint="Delete the folder and download the checkpoint again; a copy that was cut short looks like this.",
-    )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_KEYS} more" if len(names) > _SHOWN_KEYS else ""
-    return ", ".join(sorted(names)[:_SHOWN_KEYS]) + more
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__

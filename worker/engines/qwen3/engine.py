@@ -23,11 +23,12 @@ from worker.engines.base import EngineEvent, EngineSequence, Hypothesis, Report,
 from worker.engines.qwen3 import device as devices
 from worker.engines.qwen3.aligner import aligner_bytes
 from worker.engines.qwen3.catch_up import CatchUp, seat
-from worker.engines.qwen3.checkpoint import MODEL, Setting, open_checkpoint
+from worker.engines.qwen3.checkpoint import open_checkpoint
 from worker.engines.qwen3.decoder import Decoder, TextShape
 from worker.engines.qwen3.encoder import Encoder
 from worker.engines.qwen3.exact_times import ExactTimes
 from worker.engines.qwen3.forward import Forward
+from worker.engines.qwen3.hub import MODEL, Setting
 from worker.engines.qwen3.mel import LogMel
 from worker.engines.qwen3.passes import Passes
 from worker.engines.qwen3.sampling import Chosen, LogitsToTokens, greedy, sampled

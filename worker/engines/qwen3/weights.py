@@ -15,15 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from worker.engines.base import Report
-from worker.engines.qwen3.checkpoint import (
-    Checkpoint,
-    damaged,
-    original_name,
-    require_complete,
-    require_numbers,
-    weight_files,
-)
+from worker.engines.qwen3.checkpoint import Checkpoint, original_name, weight_files
 from worker.engines.qwen3.config import AudioConfig, ModelConfig, TextConfig
+from worker.engines.qwen3.faults import damaged, require_complete, require_numbers
 
 _EMBEDDING, _HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"
@@ -175,17 +169,17 @@ def load_recogniser(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
             sums[name] = found[name].sum(dtype=torch.float32)
             report("loading", 0.1 + 0.7 * len(found) / len(wanted))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise damaged(checkpoint, error) from error
+        raise damaged(checkpoint.folder, error) from error
     if checkpoint.config.tie_word_embeddings:
         _tie(found)
     require_complete(
-        checkpoint,
+        checkpoint.folder,
         missing=[name for name in wanted if name not in found],
         unexpected=unexpected,
         misshaped=[name for name, tensor in found.items() if tuple(tensor.shape) != wanted[name]],
     )
     finite = torch.stack(list(sums.values())).isfinite().tolist()
-    require_numbers(checkpoint, [name for name, good in zip(sums, finite, strict=True) if not good])
+    require_numbers(checkpoint.folder, [name for name, good in zip(sums, finite, strict=True) if not good])
     model.load_state_dict(found, assign=True)
     if found[_HEAD] is found[_EMBEDDING]:
         model.lm_head.weight = model.model.language_model.embed_tokens.weight
