@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from shared import journal
 from shared.cores import NEAR_GPU, parse_cores
 from shared.devices import nvidia_there
@@ -41,6 +43,12 @@ if TYPE_CHECKING:
     Ears = LiveAudio | EarsProcess
 
 EXIT_LOAD_FAILED = 3
+AT_EVERY_START = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""Kinds of errors that come of what was loaded, and not of the machine's state."""
+CALLS_BESIDE_EARS = 200
+"""With an engine on a GPU, where the ears are no process of their own: the two share an interpreter (``docs/benchmarks.md``)."""
 NEVER_ON_A_GPU = ("embedded", "scripted")
 FILE_JOBS_AHEAD = 2
 """Batch jobs in the worker beyond those that the engine works on at once: their audio is decoded meanwhile."""
@@ -66,7 +74,7 @@ class WorkerProcess:
         try:
             scheduler = self._load()
         except Exception as error:
-            failure = self._typed(error)
+            failure = load_failure(error, self._arguments.model)
             self._inbox.emit(Fatal(self._generation, failure.code, failure.message, failure.hint, failure.retryable))
             self._inbox.drain(2)
             return EXIT_LOAD_FAILED
@@ -93,24 +101,11 @@ class WorkerProcess:
                 "there is no GPU whose cores the worker could keep to", level="warning", setting="NAPSCRIBE_CPUS"
             )
         hearing.join()
-        scheduler = self._connect(engine, capabilities)
+        scheduler, capabilities = self._connect(engine, capabilities)
         # What it holds is known as soon as it is ready, not only at the first ping.
         self._inbox.emit(Pong(self._generation, 0, 0, 0, device_memory=engine.device_memory))
         self._inbox.emit(Ready(self._generation, capabilities, _credits(capabilities)))
         return scheduler
-
-    def _typed(self, error: Exception) -> NapscribeError:
-        """What nobody has foreseen in a strange checkpoint would happen again at every start: it is told, not retried. What the system or
-        a device may say once and not again is raised, and a new start is tried."""
-        if isinstance(error, NapscribeError):
-            return error
-        if isinstance(error, RuntimeError | OSError) and not isinstance(error, RecursionError):
-            raise error
-        traceback.print_exc()
-        return ModelLoadFailed(
-            f"Loading {self._arguments.model} failed: {type(error).__name__}: {str(error)[:300]}",
-            hint="The server's log shows where. A checkpoint that is not a published one may have a configuration that does not fit.",
-        )
 
     def _prepare_hearing(self) -> None:
         """Decoders and ONNX Runtime take a third of a second to import, here and in a child. A failure shows where they are used."""
@@ -120,8 +115,9 @@ class WorkerProcess:
             importlib.import_module("worker.files.feeder")
             importlib.import_module("worker.live.audio")
 
-    def _connect(self, engine: Engine, capabilities: Capabilities) -> Scheduler:
-        """Ears for files and for streams, and the scheduler between them and the engine. Raises ModelLoadFailed."""
+    def _connect(self, engine: Engine, capabilities: Capabilities) -> tuple[Scheduler, Capabilities]:
+        """Ears for files and for streams, and the scheduler between them and the engine; what all of them together can do. Raises
+        ModelLoadFailed."""
         from worker.audio.vad import load_vad
         from worker.cores import usable_cores
         from worker.files.feeder import Feeder, audio_threads, read_ahead
@@ -148,12 +144,14 @@ class WorkerProcess:
         scheduler.log_steps = bool(self._arguments.debug_timing)
 
         ears = self._ears(scheduler, vad, capabilities, apart=fast)
+        if fast and not ears.apart:
+            capabilities = replace(capabilities, max_live=min(capabilities.max_live, CALLS_BESIDE_EARS))
         scheduler.connect(ears.final_said)
         self._inbox.announce(scheduler.expect)
         self._inbox.hear(ears.give)
         self._audio_age = lambda: max(feeder.age_ns(), ears.age_ns())
         feeder.start()
-        return scheduler
+        return scheduler, capabilities
 
     def _ears(self, scheduler: Scheduler, vad: SileroVad, capabilities: Capabilities, *, apart: bool) -> Ears:
         """They listen already. ``apart``: in a process of their own, if there can be one."""
@@ -202,6 +200,20 @@ class WorkerProcess:
             queued=scheduler.queued(),
             device_memory=self._engine.device_memory if self._engine else 0,
         )
+
+
+def load_failure(error: Exception, model: str) -> NapscribeError:
+    """What is told of an error while loading. One that nobody has foreseen, in a strange checkpoint for instance, would happen again at
+    every start. Raises what the system or a device may say once and not again: then another start is tried."""
+    if isinstance(error, NapscribeError):
+        return error
+    if not isinstance(error, AT_EVERY_START):
+        raise error
+    traceback.print_exception(error)
+    return ModelLoadFailed(
+        f"Loading {model} failed: {type(error).__name__}: {str(error)[:300]}",
+        hint="The server's log shows where. A checkpoint that is not a published one may have a configuration that does not fit.",
+    )
 
 
 def _engine_options(arguments: argparse.Namespace, wake: Callable[[], None]) -> EngineOptions:

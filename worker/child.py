@@ -50,9 +50,11 @@ def _exactly(line: socket.socket, length: int) -> bytearray:
     return body
 
 
-def start(module: str, greeting: bytes, share: Sequence[int] = ()) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run ``module`` as a child, which ends with the thread that calls this, and wait for its answer to ``greeting``. ``share``:
-    descriptors that it may use under the same numbers. Raises NoChild."""
+def start(
+    module: str, greeting: bytes, share: Sequence[int] = (), seconds: float | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run ``module`` as a child, which ends with the thread that calls this, and wait for its answer to ``greeting``, for START_SECONDS or
+    ``seconds``. ``share``: descriptors that it may use under the same numbers. Raises NoChild."""
     with contextlib.ExitStack() as undo:
         try:
             ours, theirs = map(undo.enter_context, socket.socketpair())
@@ -61,7 +63,7 @@ def start(module: str, greeting: bytes, share: Sequence[int] = ()) -> tuple[subp
             theirs.close()
             undo.callback(child.wait)
             undo.callback(child.kill)
-            ours.settimeout(START_SECONDS)
+            ours.settimeout(seconds or START_SECONDS)
             send(ours, greeting)
             receive(ours)
             ours.settimeout(None)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import EngineFailed, ModelLoadFailed
 from tests.server import free_port, serving
 from tests.speech import DATA
+from worker.__main__ import load_failure
 
 
 def start(tmp_path: Path, **settings: object) -> subprocess.CompletedProcess[str]:
@@ -103,3 +105,22 @@ def test_a_model_that_breaks_in_an_unforeseen_way_is_told_once() -> None:
             assert "log" in error["message"]
             assert server.worker["generation"] == generation
         assert "Traceback" in server.log()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA-capable device(s) is/are busy"), MemoryError(), OSError(5, "I/O")]
+)
+def test_what_may_pass_is_tried_again(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        load_failure(error, "m")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), TypeError("x"), ImportError("x")])
+def test_what_would_come_again_is_told(error: Exception) -> None:
+    failure = load_failure(error, "the-model")
+    assert isinstance(failure, ModelLoadFailed)
+    assert "the-model" in failure.message
+    assert type(error).__name__ in failure.message
+    assert failure.hint
+    known = EngineFailed("known")
+    assert load_failure(known, "m") is known

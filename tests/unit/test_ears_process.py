@@ -190,7 +190,7 @@ def test_a_child_that_stands_still_is_seen(ears: Ears) -> None:
 
 
 def test_whose_audio_is_in_hand_is_on_record_in_the_child(ears: Ears) -> None:
-    """A second of audio for a decoder that is stopped in the middle of it."""
+    """Ten seconds of it take a while."""
     ears.process.give(OpenStream(1, "s", SPEECH), b"")
     ears.until("s", Opened)
     seen = False
@@ -209,8 +209,9 @@ def test_its_death_is_told(ears: Ears) -> None:
 def test_who_is_not_needed_leaves_and_nobody_dies() -> None:
     died = threading.Event()
     process = EarsProcess(Recorder.create(), died.set)
+    wait_until(lambda: process.pid != 0)
     process.close()
-    wait_until(lambda: not alive(process.pid))
+    assert not alive(process.pid)
     assert not died.is_set()
 
 

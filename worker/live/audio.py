@@ -1,7 +1,8 @@
 """The ears of the worker: one thread that decodes live audio, asks the voice activity model about all streams at once,
 and tells the scheduler what begins, goes on and ends.
 
-Audio comes straight from the socket thread; it is decoded once, and the arrays cut from it go to the engine as they are.
+Audio comes straight from the socket thread; it is decoded once, and the arrays cut from it go to the engine as they are (beside a GPU
+from another process: ``worker.live.ears_process``).
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ Tell = Callable[[str, Happening, "Arrival | None"], None]
 
 class LiveAudio:
     """The thread. ``give`` may be called from any other; what happens is told through ``tell`` on this one."""
+
+    apart = False
+    """Whether it is another process that listens."""
 
     def __init__(
         self,

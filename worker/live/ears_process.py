@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from worker.live.audio import Tell
 
 
+START_SECONDS = 60.0
+"""It starts while the engine reads gigabytes, perhaps from the same slow disk."""
 MOST_ITEMS = 256
 """Of a message to the worker; what is found beyond it in a turn goes in another one."""
 
@@ -113,6 +115,8 @@ _turn_of = msgspec.msgpack.Decoder(_Turn).decode
 
 class EarsProcess:
     """``LiveAudio`` in a child, to be used like it. The child starts at once, beside whatever else starts; it serves after ``connect``."""
+
+    apart = True
 
     def __init__(self, recorder: int, died: Callable[[], None]) -> None:
         """``recorder``: descriptor of the flight recorder. ``died`` is called on a thread of this object if a child that served has
@@ -197,7 +201,7 @@ class EarsProcess:
 
     def _run(self) -> None:
         try:
-            child, line = start(__name__, _pack(_Hello(self._recorder)), share=[self._recorder])
+            child, line = start(__name__, _pack(_Hello(self._recorder)), [self._recorder], START_SECONDS)
         except NoChild as error:
             self._failure = str(error)
             self._tried.set()

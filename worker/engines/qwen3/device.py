@@ -31,6 +31,12 @@ _CUDA_SHARE = 0.85
 """Of the memory that is free at the start, where no bound is given: other programs use the card too."""
 
 
+MORE_MEMORY = (
+    "Stop other programs on the card, raise NAPSCRIBE_GPU_MEMORY_MB if it is set, or set it to less than what they leave, "
+    "or choose the 0.6B model."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     where: torch.device
@@ -133,7 +139,7 @@ def typed_out_of_memory(what: str) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"The device ran out of memory while {what}.",
-            hint="Lower NAPSCRIBE_GPU_MEMORY_MB, stop other programs on the card, or choose the 0.6B model.",
+            hint=MORE_MEMORY,
         ) from error
 
 

@@ -103,7 +103,6 @@ class Qwen3Engine:
         self._device = devices.set_up(where, dtype=dtype, threads=threads, near_gpu=near_gpu)
         checkpoint = open_checkpoint(self._model_name, report, self._setting)
         report("loading", 0.1)
-        devices.bound_memory(self._device, self._gpu_memory[0])
         chunks = devices.encoder_chunks(self._device, self._gpu_memory[0])
         with devices.typed_out_of_memory("loading the weights"):
             model = load_recogniser(checkpoint, self._device.where, self._device.dtype, report)
@@ -112,27 +111,29 @@ class Qwen3Engine:
             report("loading", 0.9)
             self.encoder = Encoder(model, chunks_at_once=chunks)
             self._slots = self._count_slots(model, chunks)
+            # Only now: where not even the weights fit, counting says so.
+            devices.bound_memory(self._device, self._gpu_memory[0])
             self.decoder = Decoder(
                 model.model.language_model, model.lm_head.weight, slots=self._slots, length=self._slot_length
             )
-        self._mel = LogMel(self._device.where)
-        self._forward = Forward(
-            self.decoder,
-            Verdicts(
-                slots=self._slots,
-                length=self._slot_length,
-                ends=checkpoint.eos | {self._vocabulary.turn_end, self._vocabulary.end_of_text},
-                device=self._device.where,
-                fused=self.decoder.fused,
-            ),
-        )
-        self._table = SlotTable(self._slots)
-        self._turns = Turns(self._device.where.type)
-        self._exact_times = ExactTimes(self._aligner_name, self._device, self._wake)
-        self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._forward, self._vocabulary)
-        self._passes = Passes(self._device, self._catch_up, self._chooser, self._advance, self._fail)
-        self._generator = torch.Generator(self._device.where)
         with devices.typed_out_of_memory("warming up"):
+            self._mel = LogMel(self._device.where)
+            self._forward = Forward(
+                self.decoder,
+                Verdicts(
+                    slots=self._slots,
+                    length=self._slot_length,
+                    ends=checkpoint.eos | {self._vocabulary.turn_end, self._vocabulary.end_of_text},
+                    device=self._device.where,
+                    fused=self.decoder.fused,
+                ),
+            )
+            self._table = SlotTable(self._slots)
+            self._turns = Turns(self._device.where.type)
+            self._exact_times = ExactTimes(self._aligner_name, self._device, self._wake)
+            self._catch_up = CatchUp(self._mel, self.encoder, self.decoder, self._forward, self._vocabulary)
+            self._passes = Passes(self._device, self._catch_up, self._chooser, self._advance, self._fail)
+            self._generator = torch.Generator(self._device.where)
             self._warm_up(report)
         return self._capabilities()
 

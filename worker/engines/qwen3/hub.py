@@ -63,12 +63,13 @@ def _download(name: str, report: Report, setting: Setting) -> Path:
             hint=f"Check {setting.name}; for a gated model set HF_TOKEN.",
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        offline = "HF_HUB_OFFLINE is set and" if os.environ.get("HF_HUB_OFFLINE") else "The hub cannot be reached and"
+        offline = bool(os.environ.get("HF_HUB_OFFLINE"))
+        because = "HF_HUB_OFFLINE is set and" if offline else "The hub cannot be reached and"
         raise ModelLoadFailed(
-            f"{offline} {name} is not in the cache ({first_line(error)}).",
+            f"{because} {name} is not in the cache ({first_line(error)}).",
             hint=f"Download it where there is a network (hf download {name} --local-dir DIR), "
             f"and set {setting.name} to that folder; {setting.otherwise}.",
-            retry_after=RETRY_S,
+            retry_after=None if offline else RETRY_S,
         ) from error
 
 

@@ -147,7 +147,7 @@ class Passes:
             return self._retry_smaller(smaller, error)
         failure = OutOfMemory(
             "The device ran out of memory for this recording.",
-            hint="Lower NAPSCRIBE_GPU_MEMORY_MB so that fewer sequences run at once, or stop other programs on the card.",
+            hint=devices.MORE_MEMORY,
         )
         failure.__cause__ = error
         return [self._fail(smaller[0], failure)]
