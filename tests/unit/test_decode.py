@@ -18,6 +18,7 @@ from shared.messages import RawAudio
 from tests.speech import DATA, RATE, Audio, clip, encode, resample, silence, wav
 from worker.audio import decode, pcm
 from worker.audio.decode import AudioFile, PcmDecoder, decode_stream
+from worker.audio.pcm import mono
 
 SENTENCE = "librivox-0880"
 
@@ -530,3 +531,26 @@ def test_a_packet_of_any_length_is_resampled_in_pieces() -> None:
     pieces = list(decode._resampled(iter([(minute, pcm.MIN_RATE)])))
     assert max(map(len, pieces)) <= 2 * RATE
     assert sum(map(len, pieces)) == 60 * RATE
+
+
+# ---------------------------------------------------------------- channels that cancel each other
+
+
+@pytest.mark.parametrize("kind", ["<i2", "<i4", "u1", "<f4", "<f8"])
+def test_a_channel_that_was_wired_the_wrong_way_round_silences_nothing(kind: str) -> None:
+    speech = clip("librivox-0880")[:16_000]
+    scale = {"i": 2.0 ** (8 * np.dtype(kind).itemsize - 1) - 1, "u": 127.0, "f": 1.0}[np.dtype(kind).kind]
+    offset = 128 if kind == "u1" else 0
+    whole = speech * scale if kind.startswith("<f") else np.rint(speech * scale)
+    left, right = (whole + offset).astype(kind), (offset - whole).astype(kind)
+    assert np.abs(mono([left, right]) - mono([left])).max() < 0.02
+    assert np.array_equal(mono([left, left]), mono([left]))
+
+
+def test_channels_of_a_usual_recording_are_averaged() -> None:
+    first, second = clip("librivox-0880")[:16_000], clip("librivox-0930")[:16_000]
+    mixed = mono([first, second])
+    assert np.allclose(mixed, (first + second) / 2, atol=1e-6)
+    alone = mono([first, np.zeros_like(first)])
+    assert np.allclose(alone, first / 2, atol=1e-6)
+    assert np.isnan(mono([first, np.full_like(first, np.nan)])).all(), "cleaned later, as it was"

@@ -20,6 +20,11 @@ MAX_CHANNELS = 64
 LOUDEST = 2.0**31
 """Some programs write floats on the scale of whole numbers; beyond that it is rubbish that would overflow a filter."""
 
+CANCELLED = 1e-3
+"""Share of a channel's energy (30 dB less) that is left where two cancel each other. What is mixed on purpose keeps far more."""
+_LOOK_AT_ONE_IN = 16
+"""Samples: looking at all of them would cost more than averaging them."""
+
 _ENCODINGS = {"s16le": "<i2", "f32le": "<f4", "mulaw": "u1", "alaw": "u1"}
 
 
@@ -63,7 +68,22 @@ class PcmDecoder:
 
 
 def mono(channels: Sequence[npt.NDArray[Any]]) -> Audio:
-    """Mean of the channels; whole numbers are scaled to [-1, 1). The result never aliases what it was made of."""
+    """Mean of the channels; whole numbers are scaled to [-1, 1). Of two that cancel each other (one was wired the wrong way round) the
+    louder one. The result never aliases what it was made of."""
+    mixed = _mean(channels)
+    if len(channels) != 2:
+        return mixed
+    left, right = (_energy(_mean([channel[::_LOOK_AT_ONE_IN]])) for channel in channels)
+    if not _energy(mixed[::_LOOK_AT_ONE_IN]) < CANCELLED * max(left, right):
+        return mixed
+    return _mean(channels[:1] if left >= right else channels[1:])
+
+
+def _energy(audio: Audio) -> float:
+    return float(np.dot(audio, audio))
+
+
+def _mean(channels: Sequence[npt.NDArray[Any]]) -> Audio:
     kind = channels[0].dtype
     mixed: Any = channels[0].astype(np.float32 if kind.itemsize <= 2 or kind == np.float32 else np.float64)
     for channel in channels[1:]:
