@@ -93,6 +93,15 @@ def test_log_probabilities_spell_the_text(server: Server) -> None:
     assert all(entry["logprob"] <= 0 for entry in answer["logprobs"])
 
 
+def test_scores_of_a_delta_spell_the_delta(server: Server) -> None:
+    *deltas, done = events_of(server.transcribe(LONG, stream="true", **{"include[]": "logprobs"}).text)
+    told = [event for event in deltas if "logprobs" in event]
+    assert len(deltas) > len(told) > 0
+    for event in told:
+        assert "".join(token["token"] for token in event["logprobs"]) == event["delta"]
+    assert "".join(token["token"] for token in done["logprobs"]) == done["text"]
+
+
 @pytest.mark.parametrize("language", ["en", ""], ids=["forced", "found"])
 def test_the_language_is_reported(server: Server, language: str) -> None:
     answer = server.transcribe(SHORT, **({"language": language} if language else {})).json()

@@ -58,6 +58,13 @@ def test_weights_that_are_no_good_are_refused_by_name(folder: Path, tmp_path: Pa
     assert caught.value.hint
 
 
+def test_what_is_no_aligner_is_told_with_the_setting_that_named_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
+    with pytest.raises(ModelLoadFailed) as caught:
+        ForcedAligner(str(tmp_path), device.set_up("cpu", dtype=torch.float32, threads=1), lambda *_: None)
+    assert "NAPSCRIBE_ALIGNER" in caught.value.hint
+
+
 def test_the_original_layout_says_the_same(folder: Path, tmp_path: Path, aligner: ForcedAligner) -> None:
     old = to_original_layout(folder, tmp_path / "old")
     heard = ForcedAligner(str(old), device.set_up("cpu", dtype=torch.float32, threads=1), lambda *_: None)

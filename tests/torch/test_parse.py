@@ -148,7 +148,7 @@ def test_scores_spell_the_text_or_there_are_none(
     """What is taken out of the text is not told with its scores."""
     ids = with_tags(vocabulary, output) if "|" not in output else [vocabulary.encode(c)[0] for c in output]
     parser = OutputParser(vocabulary, forced=forced).extend(ids)
-    found = parser.scored([-1.0] * len(ids))
+    found = parser.scored([-1.0] * len(ids), parser.text)
     assert "".join(characters for characters, _ in found).strip() == scored
     assert -sum(score for _, score in found) == (len(parser.spoken) if scored else 0)
 
@@ -158,7 +158,11 @@ def test_scores_spell_the_text_or_there_are_none(
 def test_a_line_whose_tag_was_cut_off_does_not_stay(vocabulary: Vocabulary, forced: bool, cut: str) -> None:
     before = "" if forced else "language English<asr_text>"
     ids = with_tags(vocabulary, f"{before}Hello there. {cut}")
-    assert OutputParser(vocabulary, forced=forced).extend(ids).text_if_cut == "Hello there."
+    parser = OutputParser(vocabulary, forced=forced).extend(ids)
+    assert parser.text_if_cut == "Hello there."
+    assert (
+        "".join(characters for characters, _ in parser.scored([0.0] * len(ids), parser.text_if_cut)) == "Hello there."
+    )
 
 
 @pytest.mark.parametrize("said", ["We speak a language", "my language lessons", "tra la la"])
@@ -178,7 +182,7 @@ def test_scores_of_any_tokens_spell_the_text_or_are_none(
     vocabulary_1008: Vocabulary, ids: list[int], forced: bool
 ) -> None:
     parser = OutputParser(vocabulary_1008, forced=forced).extend(ids)
-    found = "".join(characters for characters, _ in parser.scored([0.0] * len(ids)))
+    found = "".join(characters for characters, _ in parser.scored([0.0] * len(ids), parser.text))
     assert found.strip() in (parser.text, "")
 
 

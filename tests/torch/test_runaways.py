@@ -317,3 +317,21 @@ def test_a_draft_is_judged_token_by_token(trained_engine: Qwen3Engine) -> None:
         trained_engine.logits_hook = None
     assert verified > 3
     assert (final.finish_reason, final.text) == ("stop", GOOD + "a" * 19)
+
+
+def test_a_text_that_is_cut_in_a_language_line_ends_before_it(
+    trained_engine: Qwen3Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = trained_engine._vocabulary.encode("Hello there. language Chinese")
+
+    def hook(logits: Tensor, sequences: Sequence[EngineSequence]) -> Tensor:
+        (sequence,) = sequences
+        assert isinstance(sequence, Qwen3Sequence)
+        logits[0, line[len(sequence.tokens)]] = 1e4
+        return logits
+
+    monkeypatch.setattr(trained_engine, "logits_hook", hook)
+    monkeypatch.setattr(Qwen3Sequence, "budget", len(line))
+    done = finals(drive(trained_engine, [start(trained_engine, read_audio(WAVES[1]), "cut", language="en")]))["cut"]
+    assert (done.text, done.finish_reason) == ("Hello there.", "length")
+    assert "".join(characters for characters, _ in done.logprobs) == done.text

@@ -38,7 +38,7 @@ from tests.speech import clip, silence
 from worker.audio.vad import load_vad
 from worker.child import NoChild
 from worker.live.audio import LiveAudio
-from worker.live.ears_process import EarsProcess
+from worker.live.ears_process import MOST_ITEMS, EarsProcess
 from worker.live.endpointing import Begin, End, Speech
 from worker.live.happenings import Answer, Arrival, Cleared, Closed, Happening, Opened
 
@@ -199,6 +199,44 @@ def test_whose_audio_is_in_hand_is_on_record_in_the_child(ears: Ears) -> None:
         ears.process.give(AudioBatch(1, (("s", 1, 320_000),)), bytes(320_000))
         seen = any(ears.recorder.read() == {"s": 0} for _ in range(1_000))
     assert seen
+
+
+DEAF = """
+import sys
+if "worker.live.ears_process" in sys.orig_argv:
+    from worker.live.audio import LiveAudio
+    LiveAudio._listen = lambda ears: 1 / 0
+"""
+"""Python runs a module of this name at every start."""
+
+
+def test_the_death_of_its_thread_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that no stream is to blame for. Without the thread nobody would listen, and nobody would know."""
+    (tmp_path / "sitecustomize.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    ears = Ears()
+    ears.process.give(OpenStream(1, "s", SPEECH), b"")
+    assert ears.died.wait(PATIENCE_SECONDS)
+
+
+def test_a_long_turn_is_told_in_parts(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much has waited: the engine begins with the first of it before the last is heard."""
+    sizes: list[int] = []
+    hear = ears.process._hear
+
+    def counted(turn: Any) -> None:
+        sizes.append(len(turn.items))
+        hear(turn)
+
+    monkeypatch.setattr(ears.process, "_hear", counted)
+    ears.process.give(OpenStream(1, "s", SPEECH), b"")
+    ears.until("s", Opened)
+    sound = s16(np.concatenate([clip("jfk")] * 3))
+    ears.process.give(AudioBatch(1, (("s", time.monotonic_ns(), len(sound)),)), sound)
+    ears.process.give(CloseStream(1, "s"), b"")
+    ears.until("s", Closed)
+    assert sum(sizes) > 2 * MOST_ITEMS
+    assert max(sizes) == MOST_ITEMS
 
 
 def test_its_death_is_told(ears: Ears) -> None:

@@ -179,3 +179,9 @@ async def test_the_sdk_comes_back_when_asked_to() -> None:
     async with serving(app) as url, openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1") as client:
         assert (await client.models.list()).data == []
     assert asked == 2
+
+
+def test_a_failure_of_the_engine_always_says_what_to_do() -> None:
+    assert errors.EngineFailed("It failed.").hint
+    assert errors.EngineFailed("It failed.", hint="Install it.").hint == "Install it."
+    assert errors.from_code("engine_failed", "It failed.").hint

@@ -332,7 +332,7 @@ def test_a_commit_joins_everything_since_the_last_one() -> None:
     client.event(SpeechStarted(1, "s", 0, 0))
     client.event(UtteranceDelta(1, "s", 0, 1, "He was"))
     client.event(SpeechStopped(1, "s", 0, 2))
-    client.event(final(0, "He was not an"))
+    client.event(final(0, "He was not an", logprobs=(("He was", -0.5), (" not an", -1.0))))
     client.event(SpeechStarted(1, "s", 1, 16_000))
     client.event(UtteranceDelta(1, "s", 1, 3, "ill-disposed"))
     assert kinds(client.commit()) == [
@@ -340,9 +340,11 @@ def test_a_commit_joins_everything_since_the_last_one() -> None:
         "conversation.item.added",
         "conversation.item.done",
     ]
-    client.event(final(1, "ill-disposed young man.", 16_000, 32_000))
+    scores = (("ill-disposed", -0.5), (" young man.", -1.0))
+    client.event(final(1, "ill-disposed young man.", 16_000, 32_000, logprobs=scores))
     (completed,) = client.event(UtteranceEnded(1, "s", 1, 1))
     assert completed["transcript"] == "He was not an ill-disposed young man."
+    assert "".join(token["token"] for token in completed["logprobs"]) == completed["transcript"]
     assert completed["usage"]["seconds"] == 2
     said = [m for m in client.heard if m["type"] == DELTA]
     assert [m["delta"] for m in said] == ["He was", " ill-disposed"]

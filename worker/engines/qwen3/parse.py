@@ -108,18 +108,21 @@ class OutputParser:
         """Numbers of the tokens that ``text`` is made of, in order of ``push``; the first is 0."""
         return [number for number, _ in self._spoken] if self.begun and not self.no_speech else []
 
-    def scored(self, scores: Sequence[float]) -> Scored:
-        """Text and log probability of each of these tokens, whose scores stand at their numbers; tokens that share a character are one
-        entry. None if they are not what ``text`` has behind ``after``."""
+    def scored(self, scores: Sequence[float], text: str) -> Scored:
+        """Text and log probability of each of these tokens, whose scores stand at their numbers, up to the end of ``text`` (one of the
+        above); tokens that share a character are one entry. None if they do not spell what it has behind ``after``."""
+        wanted, said = text[len(self._after) :].strip(), ""
         out: list[tuple[str, float]] = []
         score = 0.0
         for number, characters in self._spoken:
+            if said.strip() == wanted:
+                break
             score += scores[number]
             if characters:
                 out.append((characters, score))
+                said += characters
                 score = 0.0
-        said = "".join(characters for characters, _ in out).strip()
-        return tuple(out) if self.text[len(self._after) :].strip() == said else ()
+        return tuple(out) if said.strip() == wanted else ()
 
     def _text(self, text: str) -> str:
         if self.no_speech or not self.begun:

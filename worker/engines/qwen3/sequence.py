@@ -382,7 +382,8 @@ class Qwen3Sequence:
             self.text,
             language=self.language,
             avg_logprob=sum(scores) / len(scores) if scores else None,
-            logprobs=scored_text((piece, score) for _, piece, score in self._frozen) + self._parser.scored(self.scores),
+            logprobs=scored_text((piece, score) for _, piece, score in self._frozen)
+            + self._parser.scored(self.scores, self.text),
             finish_reason=self.finish_reason,
             work=Work(self.encode_ns, self.prefill_ns, self.decode_ns, self.windows_encoded),
         )
